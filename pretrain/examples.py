@@ -43,9 +43,9 @@ class ComputeExamples(Examples):
     """
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the inputs for B chosen sets, which have M tables together, as three tensors.
-        The tensors are the features of the tables (M, F), the index (0 to B - 1) of the set that each table belongs to
-        (M,), and the number of tables in each set (B,).
+        """Return the inputs of the network for B chosen sets of tables, as three tensors. The first tensor has the
+        features of the M tables in all chosen sets, (M, F). The second tensor has the index, 0 to B - 1, of the set
+        that each table belongs to, (M,). The third tensor has the number of tables in each set, (B,).
         """
         features, first, counts = self.all_inputs
         count = counts[chosen]
@@ -99,8 +99,9 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measured times of exchanges in one direction as arrays.
-        The direction is FORWARD for embeddings, with devices that start at different times, or BACKWARD for gradients.
+        """Return the measured times of exchanges in one direction as arrays. `direction` is FORWARD for measurements
+        with devices that start at different times (as in exchanges of embeddings), or BACKWARD for measurements with
+        devices that start together (as in exchanges of gradients).
         """
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))

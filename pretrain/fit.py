@@ -151,9 +151,9 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Return the models of all parts of a step, by name of the part. A model in `pieces` is fine-tuned if the part
-        has enough measurements, and the better of the two models is kept. Measured parts without a model get a new
-        model.
+        """Fine-tune the models in `pieces`, and return the models of all parts of a step, by name of the part. If a
+        part has enough measurements, the model of the part is fine-tuned, and the better of the old and the fine-tuned
+        model is kept. If a measured part has no model, a new model is fitted from scratch.
         """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
@@ -259,8 +259,9 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Return the training ranges: for each quantity on which costs depend, the smallest and the largest value among the
-    training samples. If `start` is given, the training ranges of these earlier models are included.
+    """Return the training ranges: the smallest and the largest value in the training samples, for each quantity on
+    which costs depend. If `start`, the earlier models to begin with, is given, the ranges also cover the training
+    ranges of these earlier models.
 
     The result is None if the ranges of `start` are unknown.
     """
@@ -281,8 +282,9 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the imbalances of the all-to-alls, in a dictionary with an array for each number of devices. An imbalance
-    is the most columns that any device sends, divided by the mean over the devices. Each array also contains a 1, the
+    """Return the imbalances of the all-to-alls, with one array for each number of devices. The result is a dictionary
+    from the name of a quantity, which contains the number of devices, to the array. The imbalance of an all-to-all is
+    the most columns that any device sends, divided by the mean over the devices. Each array also contains a 1, the
     imbalance if all devices send the same number of columns.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)

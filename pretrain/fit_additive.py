@@ -71,8 +71,8 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted kernel time of each of B = len(count) sets of tables, (B, 1), in multiples of a unit of
-        time that is chosen before training.
+        """Return the predicted kernel times of B sets of tables, (B, 1). A kernel call looks up one set, and B is the
+        length of `count`. The times are multiples of a unit of time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -90,8 +90,8 @@ class AdditiveNetwork(nn.Module):
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
         """Return the times (sets,) to subtract from the predicted kernel times, because kernels are faster for sets of
-        narrow tables. There are several width limits. For each limit that no table of a set exceeds, a learned part of
-        the time is subtracted.
+        narrow tables. There are several limits of the width of tables. If no table of a set exceeds a limit, a learned
+        part of the time is subtracted for this limit.
 
         Args:
             own: (N,), own costs of the tables.
@@ -108,8 +108,8 @@ class AdditiveNetwork(nn.Module):
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Set the initial weights of the network. Most of a predicted cost then comes from a linear regression on moved
-        bytes and lookups, and the rest comes from the network.
+        """Set the initial weights of the network with a linear regression of kernel times on moved bytes and lookups.
+        When training begins, most of a predicted cost comes from this regression, and the network adds the rest.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -307,8 +307,8 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Fit a linear regression of kernel times without negative coefficients. Return the coefficients, in ms per unit of
-    each amount, (F,), and the fixed ms of a kernel call.
+    """Fit a linear regression that predicts kernel times from amounts of work, such as moved bytes. Return the
+    non-negative coefficients, (F,), in ms per unit of each amount, and the fixed time of a kernel call in ms.
 
     Args:
         amounts: (N, F), amounts of all tables.

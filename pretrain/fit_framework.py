@@ -88,8 +88,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Collect the amounts of work and the measured times of all ranks. Return a `_RankWork` for each part of the
-        framework overhead, by name of the part.
+        """Compute the amounts of work of each rank, and join these amounts with the measured times of the rank. Return
+        a dictionary with a `_RankWork` for each part of the framework overhead, by name of the part.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -226,8 +226,8 @@ def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
 
 
 def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Return the solution x (F,) >= 0 of a linear program that minimises the sum of |amounts (n, F) x -
-    wanted (n,)|.
+    """Return the non-negative vector x, (F,), that minimises the sum of the absolute differences between `amounts @ x`
+    and `wanted`. `amounts` is (n, F), and `wanted` is (n,). The vector is the solution of a linear program.
     """
     count, terms = amounts.shape
     errors = np.eye(count)

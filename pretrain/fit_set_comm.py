@@ -37,8 +37,9 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """Return the predicted transfer times of B devices, (B, 1), from features (B, F) and W statistics of the
-        times for which devices wait for each other, (B, W).
+        """Return the predicted transfer times of B devices, (B, 1). The inputs are the features of the devices, (B, F),
+        and `waits`. For each device, `waits` has W statistics of the times for which devices wait for each other, (B,
+        W).
 
         Waits and transfer times are multiples of the scale. See `SetComm` for the formula.
         """
@@ -48,10 +49,10 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the non-negative weights in the formula of a transfer time, as two arrays: shares (G,) and leads
-        (G, W). The formula has G segments that a device can begin while it waits for other devices. A lead is the
-        fraction of one of W waiting times by which a segment becomes shorter. A share is the weight of a shortened
-        segment in the transfer time.
+        """Return two arrays with the non-negative weights in the formula of a transfer time: shares, (G,), and leads,
+        (G, W). The formula has G segments of a transfer that a device can begin while it waits for other devices. W
+        waiting times, each multiplied by a lead, are subtracted from each segment. The rest of the segment is
+        multiplied by a share, and added to the transfer time.
 
         The shares add up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
         """
@@ -85,7 +86,8 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
         """Collect the devices of all exchanges between two or more devices. `signs` has one sign for each input feature
-        of the model; of the features of a device, only the first len(`signs`) are kept.
+        that the model uses, and the model uses the first len(`signs`) features. All other features of the devices are
+        left out.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -168,8 +170,9 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return one sign for each input feature of the model: 1 if the exchange time can only rise with the feature, and 0
-    if it may rise or fall. The features are those of the model `start`, if it is given.
+    """Return one sign for each input feature of the communication model. The sign is 1 if the exchange time can only
+    rise when the feature rises, and 0 if the exchange time may rise or fall. If `start`, an earlier model to begin
+    with, is given, the features are the features of `start`.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """

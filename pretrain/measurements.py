@@ -71,8 +71,9 @@ class SplitMeasurements:
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return the measurements with a limited training split. Training samples with more than `most_tables` tables
-        are left out, and of the others the first `most` are kept. None sets no limit.
+        """Return the measurements with fewer training samples. First, training samples with more than `most_tables`
+        tables are removed; then the first `most` of the remaining training samples are kept. An argument that is None
+        sets no limit.
 
         Other splits are unchanged.
 
@@ -98,16 +99,17 @@ class SplitMeasurements:
 
     @property
     def moved_gb_per_s(self) -> tuple[float, float, float]:
-        """Quartiles of the rate, in GB/s, at which kernel calls move bytes (`memory_bytes`).
-        At least one call must have been measured.
+        """Quartiles (25%, 50% and 75%) of the rate in GB/s at which kernel calls move bytes. The function
+        `memory_bytes` computes the bytes of a call. At least one call must have been measured.
         """
         sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
         low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Return the measurements with each exchange divided into one all-to-all for each group of devices that
-        exchange with each other. `everything` is unchanged.
+        """Return the measurements with each exchange replaced by all-to-alls: one for each group of devices that
+        exchange data with each other. Training, validation and test samples are replaced, and `everything` is
+        unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -136,8 +138,8 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Return the predicted and the measured times of the kernel calls in `some`. The predictions are made by
-        `model`, and the calls are sorted by batch size.
+        """Predict the times of the kernel calls `some` with `model`, and return the predictions together with the
+        measured times. The result is sorted by the batch size of the calls.
         """
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
@@ -165,7 +167,8 @@ class MeasuredExchange:
     @property
     def repeats(self) -> int:
         """The index of the measured times to which the cost model of these exchanges is fitted. Each exchange was
-        measured in two ways: the devices started with delays (index FORWARD), or all together (index BACKWARD).
+        measured in two ways. At index FORWARD are the times of exchanges that devices began with delays. At index
+        BACKWARD are the times of exchanges that all devices began together.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -179,8 +182,8 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Return the predicted and the measured times of the exchanges in `some`, with a value for each device of each
-        exchange. The predictions are made by `model`.
+        """Predict the times of the exchanges `some` with `model`, and return the predictions together with the measured
+        times. The result has one value for each device of each exchange.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -277,8 +280,9 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements from which models can be fitted. If a part of a step has no samples in a split, this
-        part is left out, unless `known` contains the name of the part.
+        """Return the measurements without the parts of a step to which no model can be fitted. A model cannot be fitted
+        to a part if a split (training, validation or test) has no samples of the part. Parts in `known` are always
+        kept.
 
         The models of `known` parts exist already and can be adjusted to any samples.
         """
@@ -305,7 +309,8 @@ class Measured:
 
     @property
     def level(self) -> "Measured":
-        """The measurements for fitting, with the times of kernel calls corrected for changes of the machine's speed.
+        """The measurements to which models are fitted. The times of kernel calls are corrected for changes of the
+        machine's speed during the measurements.
 
         Exchanges are not corrected, because they vary much more than the machine's speed. Errors of models are computed
         from the uncorrected measurements.
@@ -345,23 +350,25 @@ class Measured:
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """The smallest and the largest slowness of the machine during the measured kernel calls; None if the slowness
-        is unknown. The slowness is the ratio of measured time to the time at the machine's typical speed.
+        """The range of the machine's slowness during the measured kernel calls: the smallest and the largest value;
+        None if the slowness is unknown. The slowness is the measured time divided by the time at the machine's typical
+        speed.
         """
         return slowness_between([m for samples in self.compute.values() for m in samples.everything])
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, for each part of a step except column-wise kernel calls and all-to-alls.
-        The outer dictionary has the names of the parts, and the inner dictionaries have the names of the splits.
+        """The number of samples of each part of a step, for each split. Column-wise kernel calls and all-to-alls are
+        left out. The result has a dictionary for each part, by name of the part, and each of these dictionaries has the
+        number of samples by name of the split.
         """
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Join the measurements of all directories, and give each sample a new, unique number.
-    Both measurements of a sample that was measured twice keep a common number.
+    """Join the measurements of all directories, and renumber the samples so that samples of different directories have
+    different numbers. If a sample was measured twice, both measurements get the same number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:

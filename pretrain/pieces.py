@@ -25,8 +25,9 @@ _LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the models of the parts of a step, in a dictionary by name of the part. Exchange models that come from a
-    datasheet, and a datasheet's model of the link to the host, are left out.
+    """Divide cost models into one model for each part of a step, and return these models in a dictionary by name of the
+    part. Two kinds of models are left out: exchange models that come from a datasheet, and a datasheet's model of the
+    link to the host.
     """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
@@ -57,8 +58,8 @@ def by_part(models: CostModels) -> Pieces:
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Combine models of single parts of a step into one `CostModels`. The exchange models `given` come from a
-    datasheet.
+    """Combine models of single parts of a step (such as one type of kernel call) into one `CostModels`. Exchange models
+    of a datasheet, `given`, replace the models in `pieces` of the same exchanges.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -140,8 +141,9 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the mean relative error of the models `start` on column-wise kernel calls. The predictions are first
-        multiplied by the median ratio of measured over predicted time.
+        """Return the mean relative error with which the cost models `start` predict the measured column-wise kernel
+        calls. Before this error is computed, all predictions are multiplied by one factor: the median ratio of measured
+        over predicted time.
         """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)

@@ -133,8 +133,9 @@ class Pretrain:
         after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
-        """Raise UserError if the new models predict a part of a step worse than the earlier models, by more than chance
-        explains with this number of test samples.
+        """Raise UserError if the new models predict some part of a step clearly worse than the earlier models do.
+        Clearly worse means that the error is larger by more than a tenth, and by more than chance explains with this
+        number of test samples.
         """
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {predicted.relative_error():.1%} "
@@ -182,8 +183,8 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Return the manifest (hardware, versions and settings of the measurements) of the first of several data
-    directories. All directories must have been measured on the same type of machine.
+    """Return the manifest of the first of several data directories. A manifest describes the hardware, versions and
+    settings of the measurements. All directories must have been measured on the same type of machine.
 
     Raises:
         UserError: the machines differ, or a directory is not a data directory.

@@ -90,8 +90,9 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether searches can use the new models. It depends on the noise of the measurements, on the
-        errors of the new models, and on the errors of the earlier models from which the new models were fine-tuned.
+        """The verdict on whether searches can use the new models. The verdict is negative if the measurements are too
+        noisy, or if the errors of the new models are too large. Otherwise the verdict depends on a comparison with the
+        earlier models from which the new models were fine-tuned.
         """
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
@@ -111,8 +112,9 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """The verdict from comparing the errors of the new models with the errors of the earlier models, from which the
-        new models were fine-tuned. Without earlier models the verdict is positive.
+        """The verdict on whether searches can use the new models, from a comparison with the earlier models. The new
+        models were fine-tuned from the earlier models, and the errors of both are compared for each part of a step.
+        Without earlier models, the verdict is positive.
         """
         worse = [part for part in self._refitted_parts if self.metrics[part].test.mape > _WORSE * self.before[part]]
         better = [part for part in self._refitted_parts if self.before[part] > _WORSE * self.metrics[part].test.mape]
@@ -153,7 +155,9 @@ class PretrainResult:
 
 
 def _left_out(part: str, sizes: dict[str, int]) -> Message:
-    """Return the message that a part of a step has no model, with the number of samples in each split."""
+    """Return a message for people: the part of a step called `part` has no cost model. The message lists `sizes`, the
+    number of samples in each split, because a model needs samples in every split.
+    """
     counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
     return Message(
         "part-without-model",
@@ -190,16 +194,20 @@ class Predicted:
 
     @property
     def typical_ratio(self) -> float:
-        """The median ratio of measured over predicted time, both without the time of waiting for other devices."""
+        """The median of the measured time divided by the predicted time. The time that a device waits for other devices
+        is first subtracted from both times.
+        """
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
     def relative_error(self, factor: float = 1.0) -> float:
-        """Return the mean relative error of the predictions, after all predictions are multiplied by the factor."""
+        """Return the mean relative error of the predicted times, after each time is multiplied by `factor`."""
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Return True if the errors of `other` are smaller by more than a tenth, and by more than chance explains.
+        """Return True if the predictions of `other` are clearly better than the predictions of this object. They are
+        clearly better if the mean relative error of this object is more than 1.1 times as large, and if the difference
+        is larger than chance explains.
 
         A paired t-test decides about chance. The devices of one exchange have similar errors, so each sample counts
         once. A single sample cannot decide.
@@ -214,13 +222,14 @@ class Predicted:
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
-        """Return the relative errors of the predictions, (n,), after all predictions are multiplied by the factor."""
+        """Return the relative error of each predicted time, (n,), after each time is multiplied by `factor`."""
         return np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Return the test result of the model of one part of a step, from predictions of test samples and the noise of all
-    measurements.
+    """Return the test result of the cost model of one part of a step. The result has the errors of the predictions for
+    test samples (`predicted`), the share of these errors that are within `margin`, and the noise of the measurements in
+    all splits (`everything`).
     """
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)

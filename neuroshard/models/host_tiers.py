@@ -117,8 +117,8 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the fixed additional time of a kernel call if its tables are in `tier`, in ms: the time of the cache's
-        own kernels, or 0 without a cache.
+        """Return the additional fixed time, in ms, of a kernel call of tables in the memory tier `tier`. With a cache
+        (tier uvm_caching), this is the time of the cache's own kernels. In other tiers it is 0.
         """
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
@@ -177,8 +177,9 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the model for device memory, extended to vectors with one more element: the ms of the link and
-        the cache, which are added to the time.
+        """The head for kernel calls of tables in host memory. It adds two times to the time from the head of `base`,
+        the model for device memory. One is the fixed time of the cache. The other is the time of the link and the cache
+        for the shards, in ms, which is one more element at the end of the vectors.
         """
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 

@@ -116,14 +116,14 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Return a head for vectors whose only element is the cost of a shard in ms: the time is the sum of these costs
-        plus `offset` ms, but at least 0.
+        """Return a head for vectors with a single element, which is the cost of a shard in ms. The head adds `offset`
+        ms to the sum of the costs, and replaces negative times by 0.
         """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Return a copy of this head for vectors with one more element at the end. The copy adds this element, in ms,
-        to the time.
+        """Return a copy of this head for vectors with one more element at the end. The additional element is a time in
+        ms, which the copy adds to the time that this head computes.
 
         `offset_ms` is added to all times.
         """
@@ -145,8 +145,8 @@ class ReluHead:
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The time that kernel calls without wide tables save. There are W limits of the width of tables, in columns.
-    If no table in a kernel call is wider than a limit, each table in the call saves a share of its cost.
+    """The time that is saved in kernel calls without wide tables. There are W limits of the table width, in columns.
+    For each limit, all tables in a kernel call save a share of their cost if none of them is wider than the limit.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -163,9 +163,9 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return W savings for each of n tables, (n, W), one for each width limit. A saving is the part of the table's
-        cost that is saved if no table in the kernel call is wider than the limit. `cost` (n,) are the costs in a call
-        with wide tables, and `dim` (n,) are the widths of the tables.
+        """Return the cost that each of n tables saves in kernel calls without wide tables, (n, W). There is one saving
+        for each of W width limits: the table saves this part of its cost if no table in the kernel call is wider than
+        the limit. `cost` (n,) are the costs of the tables in a call with wide tables, and `dim` (n,) are their widths.
 
         The savings of several limits add up. If the table itself is wider than a limit, the saving (d_w) is a large
         negative number.
@@ -179,8 +179,9 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the share of a table's cost that remains in a kernel call whose widest table has `dim` columns, (n,)
-        for each of n values of `dim`.
+        """Return the cost of a table in a kernel call, as a share of the table's cost in a kernel call with wide
+        tables. The share depends on the width of the widest table in the call. `dim` (n,) has n such widths, in
+        columns, and the result has a share for each of them, (n,).
         """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
@@ -188,17 +189,16 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the share of a table's cost that remains in a kernel call whose widest table has `dim` columns, (n,).
-        In contrast to `left_of`, the share does not jump: it is interpolated between the width limits, and rises to 1
-        at twice the largest limit.
+        """Return shares of a table's cost for n widths `dim`, (n,), as `left_of` does, but without jumps from one width
+        to the next. The shares are interpolated between the width limits, and rise to 1 at twice the largest limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return a copy of `head` that also subtracts savings from the time of a kernel call. The vectors for the new
-        head have W additional elements, which are the savings at each of W width limits (`saved_of`).
+        """Return a copy of `head` that subtracts the savings of a kernel call from the time of the call. The copy takes
+        vectors with W additional elements at the end, which are the savings at each of W width limits (`saved_of`).
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -267,14 +267,16 @@ class CommModel(ABC):
         """The number of devices D that the model was fitted for; None if the model serves any number of devices."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start of each device to the end of its exchanges, (B, D), from the traffic and the
-        start delays of the devices, `start_ms` (B, D).
+        """Predict the time of the exchanges on each device, (B, D) ms: from the moment at which the device starts to
+        the moment at which its last exchange ends. `traffic` has the bytes that the devices send, and `start_ms` (B, D)
+        has the delays with which the devices start.
         """
         return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of a single collective on each device, (B, D); `alone` is the traffic of this collective
-        (`Traffic.alone`). An exchange without bytes takes 0 ms, without waiting.
+        """Predict the ms that a single collective takes on each device, (B, D). `alone` is the traffic of this
+        collective (`Traffic.alone`), and `start_ms` (B, D) has the delays with which the devices start. An exchange
+        without bytes takes 0 ms, and devices do not wait for it.
         """
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
@@ -300,14 +302,16 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the moment at which the straggler starts to the end on each device, (B, D), from the
-        traffic and from `wait_ms` (B, D), the time for which each device waits for the straggler.
+        """Predict the transfer time of each device, (B, D) ms: from the moment at which the straggler starts to the end
+        of the exchange on the device. The straggler is the last device to start. `wait_ms` (B, D) is the time that each
+        device has waited for the straggler.
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfer time of each device as a sum of segments (`Outline`). Each segment is an amount of
-        transfer time in ms. A device that waits for the straggler may complete a part of some segments during the wait.
-        By default there is only one segment, and waits do not shorten this segment.
+        """Return the transfer time of each device as a weighted sum of segments, which are amounts of ms (`Outline`).
+        By default there is only one segment: the whole transfer time if no device waits. Waits do not shorten this
+        segment. Subclasses may return segments that get shorter if devices wait for the straggler (the last device to
+        start).
 
         From the segments, the times at many start delays are computed quickly.
         """
@@ -372,8 +376,9 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device of B plans, (B,), if all devices of a plan have equal work.
-        The ms that single shards add are left out, because the function that `of_shards` returns predicts these ms.
+        """Predict the ms of the part in each of B plans, (B,), if all devices of a plan have equal work. The ms are
+        equal on all devices of a plan. They do not include the ms that single shards add, because the function that
+        `of_shards` returns predicts these ms. Callers add up both.
 
         By default 0.
 
@@ -397,8 +402,9 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfer times of devices in B exchanges, each as a weighted sum of P segments in ms. A device that waits for the
-    straggler completes a part of some segments while it waits. The rest of the transfer is shorter by this part.
+    """Transfer times of devices in B exchanges. Each transfer time is a weighted sum of P segments, which are amounts
+    of ms. If devices wait for the straggler (the last device to start), some segments are shorter, because a part of
+    the transfer is done during the wait.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -414,9 +420,9 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return W = 5 statistics of how long devices wait in B exchanges, for each of D >= 2 devices, (B, D, W). `wait_ms`
-    (B, D) is the time that each device waits for the straggler. The transfer time of a device depends on these
-    statistics.
+    """Return W = 5 statistics of the waits in B exchanges for each of D >= 2 devices, (B, D, W). The transfer time of a
+    device depends on these statistics. `wait_ms` (B, D) is the time that each device waits for the straggler, which is
+    the last device to start.
 
     The statistics are the wait of the device itself, the wait of the last device to start but one, the mean wait, the
     longest wait, and the wait of the last other device to start.

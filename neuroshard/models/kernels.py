@@ -99,14 +99,18 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times are computed from a datasheet: by an analytic model, or by a model of
-        device memory plus the time of the link to the host.
+        """The types of kernel calls whose times are computed from a datasheet. These are calls that have an analytic
+        model. They are also calls of tables in host memory without a model of their own, for which the time of the link
+        to the host is added to the time in device memory (`BehindLink`).
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`; None unless all models are analytic."""
+        """Return how near published measurements are to the shards in `loads`. If the models have different coverage,
+        return the coverage that is farthest from measurements. Return None if the coverage of any model is None,
+        because the model is not analytic (computed from a datasheet).
+        """
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
 
@@ -123,8 +127,8 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """The models without duplicates, each with a list of the types of kernel calls that the model predicts.
-        A type is given as an index into `CALLS`, the tuple of all types.
+        """Pairs of a model and a list of the types of kernel calls that the model predicts; each model is in only one
+        pair. A type is given as an index into `CALLS`, the tuple of all types.
         """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
@@ -219,8 +223,9 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the model for calls outside a step, scaled by the factor, and extended to vectors with one more
-        element. This element is the additional ms.
+        """The head for kernel calls inside a step. It multiplies the time from the head of `model`, for calls outside a
+        step, by `factor`. Vectors have one more element at the end, which is an additional time in ms; the head adds
+        this time.
         """
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
@@ -254,8 +259,8 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return for each of n shards (`loads`) the time of a kernel call with only this shard, multiplied by the
-        factor, as vectors with one element, (n, 1) ms.
+        """Return a vector with one element for each of n shards (`loads`), (n, 1). The element is the ms of a kernel
+        call with only this shard, multiplied by the factor `share`.
         """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
@@ -277,8 +282,9 @@ class Consecutive(SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). For each of K kernels, the
-        vector has H_k elements and one counter of shards. A shard fills only the places of the kernel that looks up the
-        shard: the vector from the kernel's model, and -1 in the counter. All other elements are 0.
+        vector has H_k places for a vector of the kernel's model; then it has a counter for each kernel, and one last
+        element, 0. In the places of the kernel that looks up the shard, the vector has the shard's vector from the
+        model of this kernel. The counter of this kernel is -1. All other elements are 0.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

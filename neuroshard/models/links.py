@@ -16,8 +16,9 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return a copy of an exchange model in which `change(model)` takes the place of each analytic model; `model`
-    itself if it contains no analytic model.
+    """Replace each analytic model in the exchange model `model` by the result of `change` for this analytic model, and
+    return the exchange model. `model` may itself be the analytic model. Return `model` unchanged if it contains no
+    analytic model.
     """
     if isinstance(model, RooflineComm):
         return change(model)

@@ -162,7 +162,8 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the bytes that pass the network card of each device in a collective, as a share of a device's buffer.
+    """Return the bytes that pass the network card of each device in a collective, divided by the bytes in the buffer of
+    a device.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -184,11 +185,12 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns. The whole collective takes
-    `taken_ms`, including the fixed time `latency_ms` and a loss. `between` is the factor of the loss.
+    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns. These ms are a part of the time
+    of the whole collective, `taken_ms`. The other parts are the fixed time, `latency_ms`, and a loss, which is computed
+    with the factor `between`.
 
-    This is the inverse of `_with_losses`. With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) =
-    taken_ms.
+    This is the inverse of `_with_losses`. With L the latency and k the factor `between`, the result T solves
+    L + T + k sqrt(L T) = taken_ms.
     """
     half = between * np.sqrt(latency_ms) / 2
     root = max(np.sqrt(half**2 + max(taken_ms - latency_ms, 0.0)) - half, 1e-3)
@@ -287,8 +289,9 @@ def _family(collective: str) -> str:
 
 
 def _fit(which: str, known: Sequence[Point]) -> Fit:
-    """Return the latency and the share of the bandwidth that fit published times of one kind of collective best: they
-    minimise the mean |ln(predicted / published)|, with equal weight for every machine.
+    """Return the latency and the share of the bandwidth with which predictions are nearest to the published times of
+    one kind of collective. Nearest means that the mean |ln(predicted / published)| is smallest, with equal weight for
+    every machine.
     """
     latency_us, share = (grid.ravel() for grid in np.meshgrid(_LATENCIES_US, _SHARES, indexing="ij"))
     sizes = np.array([_size(which, one.ranks, one.hosts) for one in known])

@@ -130,7 +130,8 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class InputExchange(PartModel):
-    """Model of the input dist, in which all devices together start to exchange indices and lengths.
+    """Model of the input dist: the exchange of indices and lengths between the devices. All devices start this exchange
+    together.
 
     Attributes:
         model: model of this exchange alone (`Traffic.alone`).
@@ -152,8 +153,9 @@ class InputExchange(PartModel):
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the input dist in each of B plans, (B,), if all devices of a plan receive equal bytes.
-        The ms that single shards add are left out, because the function that `of_shards` returns predicts these ms.
+        """Predict the ms of the input dist in each of B plans, (B,), if all devices of a plan receive equal bytes. The
+        result does not include the ms that single shards add, because the function that `of_shards` returns predicts
+        these ms. Callers add up both.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -207,8 +209,8 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the quantities (`TERMS`) from which a part of the framework overhead is computed, for each device of B
-    plans, (B, D, F).
+    """Return the F quantities (`TERMS`) that decide a part of the framework overhead, for each of D devices in B plans,
+    (B, D, F). `part` is the name of the part.
     """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
@@ -218,8 +220,9 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return for each of B plans, (B,), True if the time of a part of the framework overhead on a device depends on the
-    work of this device, and False if the time is equal on all devices of the plan. `part` is the name of the part.
+    """Return an array, (B,), that is True for each plan in which a part of the framework overhead depends on the work
+    of each single device. In all other plans, the part takes the same time on all devices. `part` is the name of the
+    part.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -229,9 +232,9 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the quantities that decide a part of the framework overhead and that are equal on all devices of a plan,
-    (B, F). They are computed from the numbers of kernels of each type, (B, K), and from the mean amounts of work of the
-    devices, (B, C).
+    """Return the quantities, (B, F), that decide a part of the framework overhead in B plans and are equal on all
+    devices of a plan. The quantities are computed from the number of kernels of each type, `kernels` (B, K), and from
+    the mean amounts of work of the devices, `counts` (B, C).
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -289,9 +292,9 @@ class FrameworkPart(PartModel):
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of the framework overhead on each device of B plans, (B,), if all devices of a
-        plan have equal work. The ms that single shards add are left out, because the function that `of_shards` returns
-        predicts these ms.
+        """Predict the ms of this part of the framework overhead in each of B plans, (B,), if all devices of a plan have
+        equal work. The ms are equal on all devices of a plan. They do not include the ms that single shards add,
+        because the function that `of_shards` returns predicts these ms. Callers add up both.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -349,8 +352,9 @@ class HostWait(PartModel):
         return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return how much longer each device may wait than predicted, (B, D) ms: the additional wait if the host takes
-        longer than predicted by its own error margin, which the function `margin` returns for host times.
+        """Return the error margin of the time that each device waits for its host, (B, D) ms. It is the additional wait
+        if the host takes longer than predicted by the error margin of the host time. The function `margin` returns this
+        error margin of the host time.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -367,8 +371,8 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step: ms for each unit of work in several parts of the step, and a factor
-    of kernel times.
+    """The framework overhead of TorchRec in a step. It has the ms of each unit of work, such as a lookup, in several
+    parts of the step. It also has a factor: the kernel time in a step, relative to the time of the kernel alone.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.

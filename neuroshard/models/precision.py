@@ -35,9 +35,9 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a model (`Conversion`) of the time in which devices convert embeddings and gradients from fp32 to the data
-    types in `each` before an exchange, and back after the exchange. The result is a tuple with this model. The tuple is
-    empty if nothing is converted, or if the time is unknown.
+    """Return a tuple with one model (`Conversion`), which predicts the time of converting embeddings and gradients.
+    Devices convert them from fp32 to the data types in `each` before an exchange, and back after the exchange. The
+    tuple is empty if nothing is converted, or if the time is unknown.
 
     With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
     conversion takes the measured time.
@@ -54,8 +54,8 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Return the MB of fp32 that each device converts for the exchanges in one direction, (B, D): before it sends and
-    after it receives, added up.
+    """Return the MB of fp32 that each device converts for the exchanges in one direction, (B, D). This is the sum of
+    the MB that the device converts before it sends, and the MB that it converts back after it receives.
     """
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
@@ -64,10 +64,10 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB of fp32 that a device converts in order to send embeddings or gradients, (...,).
+    """Return the MB of fp32 that a device converts, (...,), as far as they depend on the bytes that this device sends.
     `size_bytes` (..., C) are the bytes that the device sends into each of C collectives.
 
-    Collectives that sum up convert once more.
+    For reduce-scatters, the MB include the sums that the device receives and converts back.
     """
     times = np.ones(len(Collective))
     times[list(IN_FULL_PRECISION)] = 0
@@ -101,9 +101,9 @@ class Conversion(PartModel):
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms in which each device of B plans converts the outputs that the device receives, (B,), if all
-        devices of a plan have equal work. Pooled outputs of row-wise tables are left out, because the function that
-        `of_shards` returns includes their conversion.
+        """Predict the ms in which a device converts the outputs that it receives back to fp32, in each of B plans,
+        (B,). All devices of a plan have equal work. Pooled outputs of row-wise tables are left out, because the
+        function that `of_shards` returns includes their conversion.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -72,7 +72,9 @@ class KernelPoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """Return a reuse histogram in which each row that is looked up at all is looked up `mean` times on average."""
+    """Return a reuse histogram of a table with `mean` lookups per row on average. Only rows with at least one lookup
+    count in this average.
+    """
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
     share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
@@ -124,15 +126,17 @@ class Widths:
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """Return the factor for each of n tables, (n,), whose rows have `row_bytes` (n,) bytes."""
+        """Return the factors by which lookups take longer than memory bandwidth alone would allow, one for each of n
+        tables, (n,). `row_bytes` (n,) are the bytes that memory moves to read one row of each table.
+        """
         if not self.row_bytes:
             return np.ones_like(row_bytes)
         factor: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
         return factor
 
     def holds(self, dim: FloatArray) -> BoolArray:
-        """Return (n,) True for each table whose width is inside the range of the published widths; `dim` (n,) are the
-        numbers of columns.
+        """Return an array, (n,), that is True for each table with a width inside the range of the published widths.
+        `dim` (n,) are the numbers of columns of the tables.
         """
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
@@ -140,8 +144,8 @@ class Widths:
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Compute the factors from published forward times of a Meta benchmark, after subtracting the fixed times of a
-        call and of bags.
+        """Return `Widths` with factors from the published forward times of a Meta benchmark. The fixed time of a call,
+        `call_ms`, and the time of each bag, `bag_ns`, are first subtracted from the published times.
 
         Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
@@ -177,8 +181,9 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of the ms that collectives take for S sizes, (S,), in a dict by collective and then by number
-        of devices. The ms are those that a collective would take if each device sent its whole buffer to other devices.
+        """The logarithms of times in ms for S buffer sizes, (S,), in a dict by collective and then by number of
+        devices. The times are published times divided by the share of the buffer that a device sends to other devices.
+        They are thus the times of a collective in which each device sends its whole buffer to other devices.
         """
         return {
             collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}
@@ -270,7 +275,8 @@ def curves_of(gpu: str) -> Curves:
 
 
 def rising(times: FloatArray) -> FloatArray:
-    """Make times (S,) non-decreasing, and return the result: falling times are replaced by geometric means.
+    """Return times (S,) that never fall from one entry to the next. Where the given `times` (S,) fall, geometric means
+    take their place.
 
     Each result is the geometric mean of the largest time up to the entry, and the smallest time from the entry on.
     """

@@ -76,8 +76,9 @@ _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Analytic model of kernel times: the moved bytes divided by the memory bandwidth, times published factors, plus a
-    time for each bag, lookup and unique row, and a fixed time of the call.
+    """Analytic model of kernel times. The time of a kernel call is a fixed time, plus the time of the moved bytes, plus
+    a time for each bag, lookup and unique row. The time of the moved bytes is their number divided by the memory
+    bandwidth, multiplied by published factors.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
     faster if no table of the call is wide. Rows of tables in host memory move over the link to the host.
@@ -100,8 +101,8 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the fixed time of a kernel call to the sum of the times of its shards, and subtracts the
-        savings of calls without wide tables.
+        """The head that adds up the times of the shards in a kernel call and the fixed time of the call. For calls
+        without wide tables, the head also subtracts the time that such calls save.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -133,9 +134,9 @@ class RooflineCompute(SumModel):
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + W): the time of the forward and backward pass in a
-        kernel call with wide tables, and a saving for each of W width limits. The saving is the part of this time that
-        is saved if no table in the call is wider than the limit.
+        """Return a vector for each of n shards (`loads`), (n, 1 + W), in units of 1/64 ms. The first element is the
+        time of the forward and backward pass in a kernel call with wide tables. The other elements are savings, one for
+        each of W width limits: the part of the time that is saved if no table in the call is wider than the limit.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -144,8 +145,8 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of the kernel call in `point`, whose measured time was published, with the optimizer of the
-        publication.
+        """Predict the ms of `point`, which is a kernel call with a published time. The prediction is for the optimizer
+        and the memory tier of the publication, instead of those of this model.
         """
         model, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
@@ -153,14 +154,14 @@ class RooflineCompute(SumModel):
         return model.forward_call_ms + float(model.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the forward ms of each of n shards (`loads`), (n,), in a kernel call in which no table is wider than
-        the shard.
+        """Predict the forward time of each of n shards (`loads`), (n,) ms. The time of a shard is for a kernel call
+        that has no wider shards.
         """
         return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the backward ms of each of n shards (`loads`), (n,), for gradients and updates, in a kernel call in
-        which no table is wider than the shard.
+        """Predict the backward time of each of n shards (`loads`), (n,) ms, for gradients and updates. The time of a
+        shard is for a kernel call that has no wider shards.
         """
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
@@ -204,8 +205,9 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of writing updates over the link to the host for each of n shards (`loads`), (n,).
-        Optimizer states are never in the cache.
+        """Predict the ms in which the update reads and writes over the link to the host, for each of n shards
+        (`loads`), (n,). Without a cache, the update reads and writes rows and optimizer states. With a cache, it reads
+        and writes only optimizer states, because optimizer states are never in the cache.
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -234,16 +236,17 @@ class RooflineCompute(SumModel):
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model that predicts kernel calls of column-wise tables in device memory. This is `model`, or
-    a model that `model` contains. Return None if these calls do not have an analytic model.
+    """Return the analytic model of pooled column-wise kernel calls in device memory. If `model` is a `KernelModels`,
+    this is the model that it contains for these calls; otherwise it is `model` itself. Return None if that model is not
+    analytic.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call with wide tables, divided by a
-    reference time. The reference time is that of equal work in a kernel call with only one table, which is pooled.
+    """Return a factor for the time of each of n shards, (n,), in a kernel call that also has wide tables. A factor of 1
+    stands for the time of equal work in a kernel call with only one table, which is pooled.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -255,9 +258,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call in which no table is wider
-    than the shard, divided by a reference time. The reference time is that of equal work in a kernel call with only one
-    table, which is pooled.
+    """Return a factor for the time of each of n shards, (n,), in a kernel call that has no wider shards. A factor of 1
+    stands for the time of equal work in a kernel call with only one table, which is pooled.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -404,8 +406,8 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return the name that NCCL has for a collective, such as "all_reduce". If the model has `gathers` set to True,
-        an all-gather takes the place of each reduce-scatter.
+        """Return the name that NCCL has for a collective, such as "all_reduce". If `gathers` is True, as in the
+        backward pass, return "all_gather" for each reduce-scatter.
         """
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

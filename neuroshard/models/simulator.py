@@ -124,8 +124,8 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the models of kernel times that searches use for this task.
-        They are sums over tables, and include the ms that each shard adds to other parts of a step.
+        """Return the models of kernel times that searches use for this task. The models are sums over tables
+        (`SumModel`). The kernel times include the ms that each shard adds to other parts of a step.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -159,7 +159,8 @@ class Simulator:
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of the parts of a step other than kernels and exchanges, (B,), if all devices have equal work.
-        The ms that single shards add are left out, because the models that `compute_for` returns predict these ms.
+        The ms that single shards add to these parts are left out, because they are included in the kernel times of the
+        models that `compute_for` returns.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -218,7 +219,8 @@ class Simulator:
         return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predict the ms of forward and of backward exchanges, (B, D) each, from traffic and compute costs (B, D).
+        """Predict the ms of the forward exchanges and of the backward exchanges on each device, (B, D) each. `traffic`
+        has the bytes that the devices send, and `compute_ms` (B, D) the kernel time of each device.
 
         All devices start the backward exchange together. A device starts the forward exchange when it has ended the
         backward exchange and the compute. Other parts of a step are left out.
@@ -362,8 +364,9 @@ class Simulator:
         )
 
     def _pipeline_warnings(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if predicted costs count the input dist although the pipeline hides it, or leave out the
-        input dist although the pipeline does not hide it.
+        """Return a warning if predicted costs do not match the pipeline of the task. They do not match if they count
+        the input dist, but the pipeline runs it behind other work. They also do not match if they leave out the input
+        dist, but the pipeline does not run it behind other work.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
@@ -383,8 +386,9 @@ class Simulator:
 
     @property
     def _margin_warnings(self) -> tuple[Message, ...]:
-        """Warnings, at most one, that kernels or exchanges have no error margin, because their model was replaced by a
-        model without a margin. The tuple is empty if all margins are known, and also if none is known.
+        """A warning if the error margin of kernels, forward exchanges or backward exchanges is unknown, because their
+        cost model was replaced by a model without a margin. The tuple has at most one warning. It is empty if all of
+        these margins are known, and also if no margins are known.
         """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
@@ -412,9 +416,10 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield pairs of the name of a part of a step and a dict of the quantities that decide the cost of the part.
-        The first pair is for all exchanges together. The other pairs are for single parts, such as row-wise kernel
-        calls or reduce-scatters, but not for pooled column-wise kernel calls or all-to-alls.
+        """Yield pairs: the name of a part of a step, and a dict of the quantities that decide the cost of this part.
+        The first pair is for all exchanges together. Each further pair is for a single part, such as row-wise kernel
+        calls or reduce-scatters. Pooled column-wise kernel calls in device memory and all-to-alls have no pairs of
+        their own.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size

@@ -245,8 +245,8 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
 
 
 def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
-    """Rebuild and return one field of a model from `tensors`: a network, a normaliser, curves or an array.
-    `held` has the name of the field's tensors.
+    """Rebuild one field of a model from `tensors`, and return it. The field is a network, a normaliser, curves or an
+    array. `held` is the annotation of the field, which has the name of the field's tensors.
     """
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)

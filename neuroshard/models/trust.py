@@ -196,8 +196,9 @@ class Ranges:
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return the ratio of each of the `values` (B,) to the largest value of the quantity in the training data,
-        as an array (B,). Ratios below 1 are raised to 1.
+        """Return each of the `values` (B,) divided by the largest value of the same quantity in the training data, as
+        an array (B,). Results below 1 are raised to 1. `quantity` is the name of the quantity, which decides the cost
+        of `part`.
 
         All ratios are 1 if the training range of the quantity is not known.
         """
@@ -292,8 +293,9 @@ class Margin:
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Return a margin that is fitted to n predictions, ensemble spreads and measured times, which must be of
-        samples outside the training data.
+        """Return a margin that is fitted to n samples outside the training data. Each argument has one value for each
+        sample, (n,): the predicted ms, the spread (standard deviation of an ensemble's predictions), and the measured
+        ms.
         """
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
@@ -304,8 +306,8 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """Error margins of the parts of a step: of column-wise tables, of all-to-alls in both directions, and of other
-    parts by name in `others`.
+    """Error margins of the parts of a step. `compute` is the margin of the kernels of column-wise tables; `forward` and
+    `backward` are the margins of all-to-alls. `others` has the margins of other parts, by name of the part.
 
     A margin is None if the part's model was replaced by a model that was not compared with measurements.
     """
@@ -335,8 +337,9 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the models that a `CostModels` has, and of the facts that are known about these models: error margins,
-    training ranges and provenance. With this record, facts are dropped when their model is replaced.
+    """Record of the models in a `CostModels`, and of the known facts about these models: error margins, training ranges
+    and provenance. If a model is replaced later, the record tells which facts were about this model, so that these
+    facts can be dropped.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -353,8 +356,9 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return a record of the models in `models`, a `CostModels`, and of the facts about them, such as margins.
-        `kept` has the main parts, such as "forward", whose models are still the models that were loaded or fitted.
+        """Return a record of the models in `models`, a `CostModels`, and of the facts about these models, such as
+        margins. `kept` has the names of the main models, such as "forward", that are still as they were loaded or
+        fitted.
         """
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
@@ -366,8 +370,9 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced. The result
-        is a dict from the name of a field, such as "margins", to the new value, which leaves out the replaced models.
+        """Return new values for the facts in `models`, a `CostModels`, that are no longer true because cost models were
+        replaced. The result is a dict from the name of a fact, such as "margins", to the new value. The new values do
+        not contain facts about the replaced models.
 
         Fields that were set to other values since this record was made are not in the dict.
         """
@@ -388,10 +393,9 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return a copy of the error margins without the margins of some cost models, given by name, such as "forward".
-    Return None if no margin of kernels, forward exchanges or backward exchanges is left.
-
-    The main margins are those of kernels, forward exchanges and backward exchanges.
+    """Remove the margins of some cost models from `margins`, and return the remaining margins. `models` has the names
+    of these cost models, such as "forward". Return None if the margins of kernels, of forward exchanges and of backward
+    exchanges are then all unknown (None).
     """
     for name in models:
         margins = margins_with(margins, name, None)
@@ -399,9 +403,9 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return a copy of the error margins in which `margin` is the margin of the cost model with the name `model`, such
-    as "forward". Other margins of parts that this model predicts, such as "forward.reduce_scatter", are dropped. None
-    stands for an unknown margin.
+    """Set the margin of one cost model, and return the changed error margins. `model` is the name of the cost model,
+    such as "forward", and `margin` is the new margin; None stands for an unknown margin. If the cost model also
+    predicts other parts, such as "forward.reduce_scatter", the margins of these parts are removed.
     """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
@@ -410,8 +414,8 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return a copy of the training ranges without the ranges of some cost models, given by name, such as "forward".
-    Return None if no range is left.
+    """Remove the training ranges of some cost models from `ranges`, and return the remaining ranges. `models` has the
+    names of these cost models, such as "forward". Return None if no range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """

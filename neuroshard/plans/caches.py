@@ -58,8 +58,8 @@ def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
 
 
 def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
-    """Return the cached tables in `tables` (n,) that share a kernel call with tables of a different width.
-    Only the tables in `tables` are compared.
+    """Return the indices of cached tables that share a kernel call with a cached table of another width. Only the
+    tables with indices in `tables` (n,) are considered.
     """
     calls, call = np.unique(task.loads.kernel[tables], return_inverse=True)
     dims, widest = task.loads.table_dim[tables], np.zeros(len(calls))
@@ -71,8 +71,9 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Divide the cached tables `tables` (n,) by width into 2, 3 and 4 classes, and return a tuple for each division.
-    The tuple has the width, in columns, of the widest table in each class.
+    """Divide cached tables into 2, 3 and 4 classes by width, and return a tuple for each of these three divisions. The
+    tuple has one number for each class: the width, in columns, of the widest table in the class. `tables` (n,) are the
+    indices of the cached tables. With fewer than 4 different widths, there are fewer divisions.
 
     The widths in a tuple ascend. The caches of a class are as wide as the widest table of the class; of all divisions
     into the same number of classes, the returned division needs the fewest bytes of caches.
@@ -89,12 +90,12 @@ def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
 
 
 def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task | None:
-    """Return the task with rules that put narrow and wide cached tables on different devices.
-    `tables` (n,) has the indices of the cached tables, and `edges` has the limits of the width classes, in columns.
+    """Return the task with rules that put narrow and wide cached tables on different devices. `tables` (n,) has the
+    indices of the cached tables. The tables are divided into classes by width, and `edges` has the largest width of
+    each class, in columns.
 
-    A limit is the widest width of a class, and each class gets its own devices. Tables with pinned shards get no rules,
-    and tables that are kept together are in the class of the widest of them. None if the rules contradict
-    other rules, or there are too few devices.
+    Each class gets its own devices. Tables with pinned shards get no rules, and tables that are kept together are in
+    the class of the widest of them. None if the rules contradict other rules, or there are too few devices.
     """
     groups = task.constraints.group_of
     dims = {_plain_name(task, table): task.tables[table].dim for table in tables.tolist()}

@@ -99,8 +99,8 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """The bytes of memory, (D,), that each device has left for column shards.
-        The shards of row-wise and data-parallel tables that stay on the device have already been subtracted.
+        """The bytes of memory that are left for column shards on each device, (D,). The bytes of row-wise and
+        data-parallel shards that stay on the device are already subtracted.
         """
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
@@ -110,8 +110,9 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Return a copy of this `Carried` object that leaves out the smaller column shards.
-        The remaining column shards have at most the fraction `share` of the bytes of all column shards.
+        """Return a copy of this `Carried` object with only the largest column shards. The shards are kept in the order
+        of their size, largest first, as long as they have together at most the fraction `share` of the bytes of all
+        column shards.
 
         The smaller shards are placed again, because they can fill gaps on the devices.
         """
@@ -253,8 +254,8 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if the constraints of a task allow the earlier placements of a table.
-    Devices that the task no longer has are not compared with the allowed devices.
+    """Return True if the constraints of a task allow a table to keep its earlier placements. Devices that the task no
+    longer has do not need to be allowed.
     """
     limits, assignment = task.limits[index], placements[0].tier_assignment
     dims = Counter[int]()  # columns on each device

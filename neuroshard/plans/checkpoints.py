@@ -97,8 +97,9 @@ def with_types_of(before: Plan, task: Task) -> Task:
 
 
 def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
-    """Return True if a table's constraints allow enough devices for the table's family of sharding types.
-    The family (column-wise, row-wise or data-parallel) is given as `layout`.
+    """Return True if the constraints of a table allow enough devices for a family of sharding types: column-wise,
+    row-wise or data-parallel. `layout` is the object that implements this family, and `limits` are the constraints of
+    the table.
     """
     counts = (task.topology.num_devices, task.topology.domain_size)
     everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices

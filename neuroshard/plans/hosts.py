@@ -171,14 +171,15 @@ class _Piece:
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield one rule for each table of this object. The rule puts all shards of the table on the host with the
-        number `host`, and there on devices that the constraints of the table allow.
+        """Yield one rule for each table in this piece. The rule allows only devices of the host with the number `host`,
+        and of these only the devices that the constraints of the table allow.
         """
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield a constraint for each shard in `shards`: the shard must be on one of the allowed devices of its host.
-        `shards` has a pair for each shard: the number of the host, and the number of 4-column units in the shard.
+        """Yield a constraint for each shard in `shards`. The constraint allows only devices of the shard's host, and of
+        these only the devices that the constraints of the table allow. `shards` has a pair for each shard: the number
+        of the host, and the number of 4-column units in the shard.
 
         The piece must be of one table only.
         """
@@ -252,7 +253,9 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Return one piece that combines the pieces of tables that must be kept together on one device, unsplit."""
+    """Combine several pieces, which are parts of the tables in host memory, into one piece, and return this piece.
+    Constraints keep the tables of the pieces together on one device, so none of the tables is split.
+    """
     devices = tuple(
         tuple(sorted(set.intersection(*map(set, of_pieces))))
         for of_pieces in zip(*(piece.devices for piece in pieces), strict=True)

@@ -142,7 +142,8 @@ def _described(places: Places, layout: Layout) -> str:
 
 
 def layout_key(plan: Plan) -> Hashable:
-    """Return a key that is the same for two plans of one task if these differ only in the order of devices and hosts.
+    """Return a key of a plan that does not depend on the order of devices and hosts. Two plans of one task have the
+    same key if they differ only in this order.
 
     The order of devices within a host, and of hosts, does not change the cost. The key contains the number of columns
     of a shard but not their position, because all columns of a table cost the same; it contains the rows of a shard.

@@ -95,12 +95,14 @@ class Plan:
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
-        """Return the names of the tables for whose layout the function `has` returns True, in the order of the task."""
+        """Return the names of the tables for which `has(layout)` is True, in the order of the task. The layout of a
+        table is an object that implements the table's family of sharding types.
+        """
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Raise UserError if the function `served` returns False for the layout of a table. A layout implements a
-        family of sharding types. `limit` and `remedy` are texts for the error.
+        """Raise UserError if any table of the plan has a layout that is not supported. A layout is an object that
+        implements a family of sharding types. `limit` and `remedy` are texts for the error.
 
         Args:
             served: function that returns True for supported layouts.
@@ -122,8 +124,8 @@ class Plan:
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) tuples of tables, one tuple per device. Each shard on a device is described by a table that has the
-        columns of the shard, but all rows of the sharded table.
+        """(D,) tuples of tables, one tuple per device, with one table for each shard on the device. This table has as
+        many columns as the shard, but all rows of the sharded table.
         """
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
@@ -145,8 +147,8 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The kernel work of the shards on each of the D devices, as D sets of loads.
-        A load is the kernel work of one shard, so all sets together have S loads for the S shards of the plan.
+        """The loads of the shards on each device, in D sets: one set for each device. A load describes the work of one
+        shard for the kernels of its device. All sets together have S loads, one for each shard of the plan.
         """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
@@ -352,7 +354,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Return the plan in a file that `save` wrote, or in a file that a TorchRec planner wrote because of `keep=`.
+        """Return the plan in a file. The file was written by `save`, or by a planner for TorchRec with the option
+        `keep=`.
 
         Raises:
             UserError: the file is missing or malformed, the shards do not cover the tables exactly once, or the file
@@ -531,7 +534,7 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, columns: Mapp
 
 
 def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> Iterator[str]:
-    """Yield a line if the limits of a table forbid the tier or the cache load factor of its tier assignment."""
+    """Yield a line of text if the constraints on a table forbid the table's memory tier or cache load factor."""
     if assignment.tier not in limits.tiers:
         allowed = " or ".join(sorted(limits.tiers))
         yield f"table {name!r} is in tier {assignment.tier.value}, but constraints allow only {allowed}"
@@ -545,9 +548,9 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
 def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line of text for each constraint on pinned shards or on groups of tables that a plan breaks.
-    A pinned shard must be on one of the given devices. Constraints keep the tables of a group either together, on one
-    device, or apart, without any device in common.
+    """Yield a line of text for each constraint that a plan breaks. Only constraints on pinned shards and on groups of
+    tables are checked. A pinned shard must be on one of the devices that its constraint names. The tables of a group
+    must either be together on one device, or be apart, without any device in common.
 
     Args:
         constraints: the constraints of the task.
@@ -568,8 +571,9 @@ def _broken_groups(
 
 
 def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
-    """Return True if each pinned shard can be matched with a different device that has the pinned columns.
-    The device must be allowed for the shard, and have exactly as many columns as the shard.
+    """Return True if all pinned shards of a table are where they should be, each on a different device. A device counts
+    for a pinned shard if the shard's constraint allows the device, and if the device has exactly as many columns of the
+    table as the shard.
 
     `columns` has the columns of the table by device.
     """

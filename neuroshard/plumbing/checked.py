@@ -86,8 +86,8 @@ def _checked_fields(owner: Any) -> dict[str, Any]:
 
 @cache
 def _as_struct(target: Hashable) -> type[msgspec.Struct]:
-    """Return a msgspec class that has the plain-type fields of `target`.
-    The result is cached, so that annotations are read only once.
+    """Return a msgspec class (`msgspec.Struct`) with those fields of `target` that have plain types, such as int.
+    The class is cached, so that the annotations of `target` are read only once.
     """
     return msgspec.defstruct("Fields", _plain_hints(target))
 
@@ -145,8 +145,8 @@ def _literals(hint: Any) -> tuple[object, ...]:
 
 
 def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
-    """Return two parts of an error message, as a dict: the "limit" and the "remedy".
-    The limit lists the allowed values of the setting `name`.
+    """Return the limit and the remedy for the error message about a value that is not allowed for the setting `name`.
+    The result is a dict with the keys "limit" and "remedy". The limit lists the allowed values, `literals`.
     """
     values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}

@@ -74,7 +74,7 @@ class NeuroShardWarning(UserWarning):
 
 def warn_of(answered: str, messages: Sequence[Message]) -> None:
     """Issue one NeuroShardWarning that joins all `messages`; do nothing if there are no messages.
-    `answered` is the full name of the function whose result the messages doubt.
+    The messages are reasons to doubt the result of a function. `answered` is the full name of this function.
 
     The warning names this function, not a line of the caller's source, so that Python prints a single line.
     """
@@ -83,8 +83,8 @@ def warn_of(answered: str, messages: Sequence[Message]) -> None:
 
 
 class InfeasibleError(UserError):
-    """The error raised if no plan that fits in memory is found.
-    The message names the limit, the excess and a remedy.
+    """The error raised if no plan that keeps all memory limits and constraints is found.
+    The message states the limit and a remedy.
     """
 
 
@@ -162,12 +162,16 @@ def _similar(name: str, other: str) -> bool:
 
 
 def _shared_groups(name: str, other: str) -> int:
-    """Return how many leading groups two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
+    """Return the number of groups that two names of settings have in common at the beginning.
+    The groups of a name are the parts before the last dot: `searcher.grid` and `searcher.tolerance` share 1 group.
+    """
     pairs = list(zip(name.split(".")[:-1], other.split(".")[:-1], strict=False))
     return next((number for number, (group, other_group) in enumerate(pairs) if group != other_group), len(pairs))
 
 
 def check_name(what: str, name: str, valid: Collection[str]) -> None:
-    """Raise UserError if `name` is not in `valid`; the error calls the name by the noun `what`, such as "setting"."""
+    """Raise UserError if `name` is not in `valid`.
+    `what` is a noun for `name` in the error message, such as "setting".
+    """
     if name not in valid:
         raise unknown_name(what, name, valid)

@@ -154,7 +154,8 @@ def check_file(path: Path) -> None:
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError if a command cannot write to the path `out`.
-    `places` has the directories to check, nearest first: the first path that exists must be a writable directory.
+    The command needs a writable directory: the first path in `places` that exists must be such a directory. `places`
+    has the directories that would contain the output, from the innermost to the outermost directory.
     """
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"

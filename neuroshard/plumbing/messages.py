@@ -1,4 +1,6 @@
-"""Messages of errors and warnings, stored in separate parts that only this module joins to a text."""
+"""Messages of errors and warnings. A message consists of several parts, such as the place of a mistake and a remedy.
+Only this module joins the parts of a message to one text.
+"""
 
 from dataclasses import dataclass, fields, replace
 

@@ -1,4 +1,5 @@
-"""Output of commands as JSON: `format=json` prints one JSON object to standard output, and all else to standard error.
+"""Output of commands as JSON.
+With `format=json`, a command prints one JSON object to standard output, and everything else to standard error.
 
 A result is printed from its facts: a frozen dataclass whose fields are rows, numbers and text. Numbers that are not
 finite become null.

@@ -118,12 +118,14 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError if the program that reads a pipe has ended.
-    The console of rich raises SystemExit.
+    """A console that raises BrokenPipeError if it prints into a pipe, and the program that reads the pipe has ended.
+    In this case, the console of rich would raise SystemExit.
     """
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError instead of ending the process, as rich would: commands handle this error themselves."""
+        """Raise BrokenPipeError, which the commands of this package handle.
+        The same method of rich's console would end the process instead.
+        """
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 

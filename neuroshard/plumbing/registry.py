@@ -50,8 +50,9 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Return the config of a command with the choices and values in `asked`.
-    `asked` has the choice for each config group, and the value for each setting.
+    """Return the config of the command called `command`, changed by the entries in `asked`.
+    An entry is either a config group, such as `searcher`, with the name of the chosen config in this group, or a
+    setting with its new value.
     """
     config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())
     for key, value in asked.items():
@@ -150,7 +151,9 @@ def check_complete(config: Any) -> None:
 
 
 def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the full name, such as `searcher.grid`, of each setting without a value; each name begins with `prefix`."""
+    """Yield the name of each setting in `settings` that has no value.
+    The names include the groups of the setting, such as `searcher.grid`. The text `prefix` is put before each name.
+    """
     for key, value in settings.items() if isinstance(settings, dict) else ():
         if value == "???":
             yield f"{prefix}{key}"
@@ -237,8 +240,9 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return False if `value` is a plain value, such as a number or a text, but the annotation `hint` allows only
-    objects of this package's classes (or None). Return True for all other values.
+    """Return True if `value` may be the value of a setting with the annotation `hint`.
+    The only values that are not allowed are plain values, such as numbers or text, for an annotation that allows only
+    objects of this package's classes (or None). Each value in a list is checked in the same way.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
@@ -257,8 +261,9 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_object(kind: Any) -> bool:
-    """Return True if a type is a class of this package and not an Enum.
-    Configs describe a value of this type by a group of settings, from which the value is built.
+    """Return True if a type is a class of this package, but not an Enum.
+    A config cannot contain an object of such a class. Instead, it contains a group of settings, from which the object
+    is built.
     """
     return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 

@@ -228,9 +228,10 @@ def refuse_unknown(content: object, hint: Any) -> None:
 
 @cache
 def _hints(hint: Hashable) -> dict[str, Any]:
-    """Return the annotation of each field of a dataclass, by name; an annotation without any dataclass becomes None.
+    """Return a dict with the annotation of each field of a dataclass, by the name of the field.
+    If the annotation contains no dataclass, the dict has None instead of the annotation.
 
-    Values of these fields cannot have unknown fields, so nothing needs to be checked there.
+    The value of a field without a dataclass cannot have unknown fields, so it needs no check for unknown fields.
     """
     target: Any = hint
     hints = get_type_hints(target, include_extras=True)
@@ -243,7 +244,8 @@ def _has_fields(hint: Any) -> bool:
 
 
 def refusal(message: str, content: object, name: str = "") -> UserError:
-    """Return the UserError for a value that msgspec refuses, made from the text of msgspec's error.
+    """Return the UserError to raise if msgspec refuses a value.
+    The error is derived from the text of msgspec's own error.
 
     Args:
         message: msgspec's text.
@@ -278,10 +280,12 @@ def _path_in(message: str) -> str:
 
 
 def _wanted(text: str) -> tuple[str, str]:
-    """Return two texts that follow from a message of msgspec about a refused value. The first text is the limit, such
-    as "the minimum is 4"; the second text describes the accepted values, such as "4 or more".
+    """Return two texts for the error message about a value that msgspec refused.
+    The first text is the limit, such as "the minimum is 4". The second text describes the accepted values, such as "4
+    or more".
 
-    `text` is the message without its path. The second text is empty if the message does not imply a description.
+    `text` is msgspec's message without the path of the value. The second text is empty if the message does not imply
+    such a description.
     """
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
         types = match[1].split(" | ")
@@ -386,7 +390,9 @@ def readable_bytes(size_bytes: float) -> str:
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Return a size as text as `readable_bytes` does, but rounded up: memory of the printed size is then enough."""
+    """Return a size in bytes as text, as `readable_bytes` does, but always rounded up.
+    So a memory of the size in the text is large enough for the exact size.
+    """
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     digit = 10.0 ** max(floor(log10(max(amount, 1))) - 2, -2) if unit > 1 and amount < _FOUR_DIGITS else 1.0

@@ -47,8 +47,8 @@ class TimingProtocol:
     flush_bytes: ByteSize = 32 << 20
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """Return all runs of `count` samples that are in memory together, in the order of the runs.
-        `rng` draws the order of the samples in each round.
+        """Return all timed and untimed runs of `count` samples, in the order in which the samples are run.
+        All these samples are in memory at the same time. `rng` draws the order of the samples in each round.
         """
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
         timed = [
@@ -61,8 +61,8 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Return the mean time of the fastest half of R repeated runs, in ms, for each sample.
-    `times_ms` (R, ...) has the times of all runs, and the result has the remaining shape (...).
+    """Return a typical time of each sample in ms: the mean time of the fastest half of the sample's R runs.
+    `times_ms` (R, ...) has the times of all runs. The result has the shape of `times_ms` without the first axis.
 
     Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
     not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or
@@ -74,6 +74,8 @@ def typical_ms(times_ms: FloatArray) -> FloatArray:
 
 
 def repeatability(first_ms: FloatArray, second_ms: FloatArray) -> FloatArray:
-    """Return the relative difference |a - b| / mean(a, b), (n,), between the times of n samples in two passes."""
+    """Return the relative difference between two measured times of each of n samples, (n,).
+    The relative difference of the times a and b is |a - b| / mean(a, b).
+    """
     difference: FloatArray = np.abs(first_ms - second_ms) / ((first_ms + second_ms) / 2)
     return difference

@@ -1,4 +1,8 @@
-"""The choice of a plan if the time of the dense network is unknown: the plan with the least worst-case regret."""
+"""The choice of a plan if the time of the dense network in a training step is unknown.
+
+The cost of a plan depends on this time. At a given time, the regret of a plan is the plan's cost minus the cost of the
+cheapest of the found plans. The chosen plan has the smallest maximum regret over several times.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,8 +52,8 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if another plan costs over 0.5% less than the chosen plan at some time of the dense network.
-    Return None if no other plan is that much cheaper at any of these times.
+    """Return a warning if, at one or more of J dense times, another plan costs over 0.5% less than the chosen plan.
+    A dense time is a possible time of the dense network in a training step. Return None if there is no such time.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

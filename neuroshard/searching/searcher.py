@@ -64,10 +64,10 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Return a copy of this search result in which the plans are plans for `task`. This task must have the same
-        tables and devices as the task of the search.
+        """Return a copy of this search result in which the plans refer to `task` instead of to the task of the search.
+        `task` must have the same tables and devices as the task of the search.
 
-        The plans are the plan that was found and, if there is one, the rejected plan.
+        The task is replaced in the plan that was found and, if there is one, in the rejected plan.
         """
         rejected = None if self.rejected is None else replace(self.rejected, task=task)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
@@ -80,7 +80,9 @@ class Searcher(ABC):
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Wrap the `find` method that the class defines, so that calls check that the result is a `Found`."""
+        """Wrap the method `find` of a new subclass, if the subclass defines this method.
+        The wrapped method checks that the result is a `Found`.
+        """
         super().__init_subclass__(**settings)
         if "find" in vars(cls):
             cls.find = _checked_find(vars(cls)["find"])  # type: ignore[assignment, method-assign]
@@ -106,22 +108,25 @@ class Searcher(ABC):
     @property
     def takes_forms(self) -> Forms:
         """The families of sharding types (column-wise, row-wise or data-parallel) that this search method can place.
-        By default, these are column-wise, and the families of the types in the setting `sharding_types`.
+        By default, they are the column-wise family, and the families of the types in the setting `sharding_types`, if
+        the search method has this setting.
 
         If this method searches, the rules of a task can restrict a table only to these families.
         """
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Return at most `count` candidate plans to measure: `plan`, which this method found, and other plans that may
-        be faster.
+        """Return at most `count` candidate plans to measure.
+        The candidates are `plan`, which this search method found, and other plans that may be faster than `plan`.
 
         The layouts of the plans differ on hardware (`layout_key`). By default, the result is only `plan`.
         """
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Return digests of the files that the search reads; a run resumes only if the digests are the same."""
+        """Return digests (hashes) of the files that the search method reads.
+        An interrupted search can be resumed only if the digests are still the same.
+        """
         return ()
 
 
@@ -187,8 +192,9 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with further constraints on tables in host memory. The constraints assign these tables
-    to hosts, or save device memory for the caches of these tables, or do both. The most promising copy comes first.
+    """Yield copies of the task that have additional constraints on the tables in host memory.
+    The additional constraints have two purposes: to assign the tables to hosts, and to reduce the device memory for the
+    caches of the tables. A copy serves one or both of these purposes. The most promising copy comes first.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:

@@ -102,8 +102,8 @@ class Popularity:
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the expected number of unique rows that b batches together look up in each of n tables. The result,
-        (n, A), has a column for each of the A values of b in `batches`.
+        """Estimate how many unique rows of each of n tables are looked up in several batches together.
+        `batches` (A,) has A different numbers of batches. The result, (n, A), has a column for each of these numbers.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched

@@ -79,7 +79,8 @@ def zipf_reuse(
 
 @lru_cache(_TABLES_KEPT)
 def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tuple[float, ...]:
-    """Estimate the reuse histogram of a table, as `zipf_reuse` does, from lookups that follow a Zipf law.
+    """Compute the result of `zipf_reuse`, which checks the arguments and then calls this function.
+    The result is the estimated reuse histogram of a table, (17,), if the lookups in the table follow a Zipf law.
 
     Results are cached, because a call takes 0.5 ms and the same tables are drawn many times.
     """
@@ -161,9 +162,10 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Change the n reuse histograms in `reuse` (n, 17), and return the changed histograms, (n, 17). The share of each
-    bin is multiplied by c ** p: c is the mean lookup count of the bin, and p the number in `power` (n,) for the
-    histogram. Then each histogram is normalised to sum 1.
+    """Change the shares of the 17 bins in each of n reuse histograms, and return the changed histograms, (n, 17).
+    The share of a bin in `reuse` (n, 17) is multiplied by c ** p. Here, c is the mean lookup count of the bin, and p is
+    the exponent for the histogram, from `power` (n,). Then each histogram is normalised, so that the sum of the shares
+    is 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -193,8 +195,8 @@ def _thinning(fraction: float) -> FloatArray:
 @cache
 def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
     """Compute how a reuse histogram changes if each device requests a row only once per batch, and return two arrays.
-    The first array, (17,), has the mean number of devices that request a row, for each bin of the histogram. The second
-    array, (17, 17), has the share of the rows of a bin that move to each other bin, or stay in the bin.
+    The first array, (17,), has the mean number of devices that request a row, for each of the 17 bins of the histogram.
+    The second array, (17, 17), has the share of each bin's table rows that are in each of the 17 bins after the change.
 
     Element [i, j] of the second array is the share of the rows of bin i that are in bin j if a row counts one lookup
     per device. A row with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share
@@ -255,8 +257,8 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Convert amounts, such as lookups, in K equal blocks of a table's rows to amounts in m other ranges of rows.
-    Return the amount in each range, (m,).
+    """Estimate an amount, such as a number of lookups, for each of m ranges of a table's rows, (m,).
+    The amount is known for each of K equal blocks of the table's rows.
 
     `blocks` (K,) has the amounts in the blocks, and each range has `rows` (m,) rows, from row `first` (m,) on. Within a
     block the amount is assumed to be spread evenly.

@@ -128,7 +128,9 @@ class Table:
 
 
 def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
-    """Raise UserError if two tables share a name; the error names the place `where`, such as a file."""
+    """Raise UserError if two tables have the same name.
+    The error message begins with `where`, the place of the tables, such as the path of a file.
+    """
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:
@@ -137,7 +139,9 @@ def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
 
 
 def shared_name(name: str, where: str = "") -> UserError:
-    """Return the error for a name that two tables share; the error names the place `where`, such as a file."""
+    """Return the error for a name that two tables share.
+    The error message begins with `where`, the place of the tables, such as the path of a file.
+    """
     return UserError(
         "table-name-shared",
         f"two tables are named {name!r}",

@@ -56,7 +56,7 @@ def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
 
 
 def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:
-    """Return the Python code that creates the tables and shards HugeCTR's embedding collection."""
+    """Return Python code for HugeCTR. The code creates the tables, and shards an embedding collection as planned."""
     shapes = [(table.name, table.rows, table.dim) for table in tables]
     return _SNIPPET.format(gpus=len(matrix), shapes=_lines(shapes), matrix=_lines(matrix), strategy=_lines(strategy))
 

@@ -139,7 +139,9 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
 
 
 def _fields(variable: _Variable) -> dict[str, str | int]:
-    """Return a variable as JSON-ready fields, which give the type of the variable by SOK's names."""
+    """Return the fields of a variable as a dict of values for JSON.
+    The dict also contains the type of the variable, by the names that SOK uses for types, such as "static".
+    """
     variable_type = (
         {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
     )
@@ -162,7 +164,9 @@ def _empty_gpu(plan: Plan) -> UserError | None:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning that SOK refuses the plan if a GPU has no table; empty if every GPU has a table."""
+    """Return a warning if a GPU has no table, because SOK refuses such a plan.
+    Return an empty tuple if every GPU has a table.
+    """
     empty = _empty_gpu(plan)
     return () if empty is None else (empty.message,)
 

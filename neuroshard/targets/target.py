@@ -227,8 +227,9 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return a copy of cost models, changed to predict training steps of this target.
-        If TorchRec trains the plans, and the models know the overhead of TorchRec, the copy includes this overhead.
+        """Return a copy of cost models that predicts the costs of training steps of this target.
+        If this target trains with TorchRec, and the models know TorchRec's overhead, the predicted costs include this
+        overhead.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -268,23 +269,26 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if predicted costs leave out the target's own overhead in a step.
-        Empty if the models know this overhead, or if the target is plain JSON, which does not train.
+        """Return a warning if the predicted costs of a training step do not include the overhead of the target.
+        Return an empty tuple if the models know this overhead, or if the target is plain JSON, which does not train.
         """
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return a copy of the task in which tables in host memory count as many bytes as the target's embedding
-        library needs for them. A task without host memory is returned unchanged.
+        """Return a copy of the task for the embedding library of the target.
+        In the copy, tables in host memory count as many bytes as this library needs for them. The task is returned
+        unchanged if it has no host memory, or if the target works with any library.
         """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
     def _rule(self) -> TableRule:
-        """Return a rule, which applies to all tables, that allows only plans that the target can express."""
+        """Return a rule for all tables that allows only the sharding types and memory tiers that the target supports.
+        If the target needs column shards of equal widths, the rule also requires equal widths.
+        """
         return TableRule(
             "*",
             sharding_types=_rule_types(self.sharding_types),
@@ -342,8 +346,8 @@ def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if a file is an export to the same system as `exported`, judged by the beginning of the file.
-    This is the first line of Python code, or the field "format" of JSON.
+    """Return True if the file at `path` seems to be an export to the same system as `exported`.
+    Only the beginning of the file is compared: the first line of Python code, or the field "format" of JSON.
     """
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
@@ -351,7 +355,7 @@ def _is_like(path: Path, exported: Exported) -> bool:
 
 
 def _heading(text: str) -> str:
-    """Return the first line of the Python code in an export, without numbers.
+    """Return the first line of the Python code in an export, after all digits are removed from this line.
     The line names the system for which the code was written.
     """
     return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))

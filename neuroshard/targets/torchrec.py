@@ -1,4 +1,6 @@
-"""Exports to TorchRec: files of TorchRec's own sharding plans for DistributedModelParallel, of all sharding types."""
+"""Exports to TorchRec: files that contain sharding plans in TorchRec's own format, for DistributedModelParallel.
+The tables in a file can have any of the sharding types.
+"""
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan, data_parallel_remarks
@@ -27,15 +29,17 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return warnings about the settings that training with a plan requires; empty if no special setting is required.
-    Data-parallel tables require a separate optimizer, and some row-wise tables require TorchRec's pod size.
+    """Return warnings about the special settings that training with a plan requires.
+    Data-parallel tables require a separate optimizer, and some row-wise tables require TorchRec's pod size. Return an
+    empty tuple if the plan requires no special setting.
     """
     return (*data_parallel_remarks(plan), *_pod_remarks(plan))
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning if table names have dots: the part before the last dot is read as the path of a module.
-    The warning applies to files that are written without `module`.
+    """Return a warning if the names of tables contain dots.
+    In a file that is written without `module`, the part of such a name before the last dot is read as the path of a
+    module. Return an empty tuple if no name contains a dot.
     """
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:

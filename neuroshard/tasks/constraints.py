@@ -203,12 +203,14 @@ class TableLimits:
 
     @property
     def free(self) -> bool:
-        """True if the table may be table-wise or column-wise, so that shards can be placed independently."""
+        """True if the table may be table-wise or column-wise.
+        Each shard of such a table can be placed on any device, independently of the other shards.
+        """
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Return True if the limits allow the table to be on `devices` devices with a sharding type of one family.
-        The family (column-wise, row-wise or data-parallel) is given as `layout`.
+        """Return True if the limits for the number of shards allow the table to be on `devices` devices.
+        The table has a sharding type of the family `layout`, which is column-wise, row-wise or data-parallel.
         """
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
@@ -309,7 +311,10 @@ class Constraints:
 
     @cached_property
     def pins(self) -> dict[str, list[PinnedShard]]:
-        """The pinned shards of each table, by the name of the table; tables without pinned shards are left out."""
+        """A dict from the name of a table to the list of the pinned shards of this table.
+        A pinned shard must be in every plan, on one of some given devices. Tables without pinned shards are not in the
+        dict.
+        """
         return grouped(self.pinned, lambda shard: shard.table)
 
     @cached_property
@@ -333,7 +338,9 @@ class Constraints:
         return [rule for rule in wild if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
-        """Return the pinned shards of a table that contain all columns of the table."""
+        """Return those pinned shards of a table that have all columns of the table.
+        A pinned shard must be in every plan, on one of some given devices.
+        """
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":

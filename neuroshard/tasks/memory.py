@@ -118,8 +118,8 @@ class MemoryUse:
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of weights and optimizer state of n shards (`loads`), (n,): the data that moves if a shard
-        moves.
+        """Return the bytes of the weights and the optimizer state of each of n shards (`loads`), (n,).
+        These are the bytes that must be copied when a shard moves to another device.
         """
         floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
         per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
@@ -127,7 +127,8 @@ class MemoryUse:
         return size
 
     def dense_bytes(self, rows: int, dim: int) -> int:
-        """Return the bytes of the gradient and the optimizer state that training of a data-parallel table needs.
+        """Return the bytes that the training of one data-parallel table needs in addition to the weights.
+        These are the bytes of the gradient and of the optimizer state. The table has `rows` rows and `dim` columns.
 
         The gradient counts if buffers count.
         """
@@ -136,9 +137,9 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of host memory that each of n shards (`loads`) needs, (n,).
-        The bytes are for the weights, and for optimizer state with values for each weight. State with one value for
-        each row is in device memory.
+        """Return the bytes of host memory that n shards (`loads`) need, one number for each shard, (n,).
+        The bytes are for the weights, and for the optimizer state that belongs to each single weight. Optimizer state
+        that belongs to a whole row is in device memory.
 
         Loads in device memory need no host memory.
         """
@@ -157,9 +158,9 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that each of n shards needs, (n,). `sets` has the shards of each device.
-        The bytes of a cached shard include the rows of the shard in a cache. Every row of a cache is as wide as the
-        widest table that shares the cache.
+        """Return the bytes of device memory that n shards need, including their rows in caches, (n,).
+        `sets` has the shards of each device. Several cached tables on a device can share one cache. Then every row of
+        this cache is as wide as the widest of these tables, and the bytes of each shard are computed with this width.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -177,9 +178,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the number of columns in a row of the cache that each of n shards uses, (n,).
-        For a shard without a cache, the result is the number of columns of the shard. `sets` has the shards of each
-        device.
+        """Return one width for each of n shards, (n,): the number of columns in every row of the shard's cache.
+        A shard without a cache has its own number of columns. `sets` has the shards of each device.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -245,9 +245,9 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that each of n shards (`loads`) needs if the shard is in host memory, (n,).
-        The bytes are for the shard's rows in a cache, for the bookkeeping of the cache, and for the optimizer state
-        that has one value for each row.
+        """Return the bytes of device memory that n shards (`loads`) need while their weights are in host memory, (n,).
+        For each shard, these are the bytes of three things: a cache for some rows, the lists of the cache or the slots
+        of the hash table, and the optimizer state that has one value for each row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -264,8 +264,8 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes that each device needs, whatever the plan is, for the samples in the device's share of a
-        batch. The bytes count the embeddings, gradients and inputs of these samples.
+        """Return the bytes that each device needs for its own share of the samples in a batch.
+        These are the bytes of the embeddings, gradients and inputs of these samples. They do not depend on the plan.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.
@@ -279,8 +279,8 @@ class MemoryUse:
 
 
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
-    """Return the number of slots of each of n hash tables, (n,), given the number of rows in each, `rows` (n,).
-    NVIDIA's SOK, a library that trains embedding tables, stores each table in a hash table (HKV).
+    """Return the number of slots of each of n hash tables, (n,), which store `rows` (n,) rows.
+    NVIDIA's SOK, a library that trains embedding tables, stores each embedding table in a hash table (HKV).
 
     The number is a power of two, at least twice the rows and at least 1,024: half full, HKV drops no row.
     """
@@ -289,7 +289,8 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return the bytes of n shards (`loads`), (n,): the weights, and the optimizer state that belongs to each weight.
+    """Return the bytes of the weights of n shards (`loads`), one number for each shard, (n,).
+    The bytes include the optimizer state that belongs to each single weight.
 
     `state_floats` is the number of floats of state per element, one for all loads or (n,).
     """
@@ -303,8 +304,8 @@ def _whole(values: FloatArray) -> IntArray:
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Return `size` (n,) times `count`, which is one number or an array (n,).
-    The products are bytes. Above the limit of 2^60 bytes, the result is 2^60 + 1 in place of the product.
+    """Return the products of `size` (n,) and `count`, in bytes, (n,); `count` is one number or an array (n,).
+    If a product is above 2^60, the result has 2^60 + 1 in its place.
 
     This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
     """

@@ -101,7 +101,10 @@ class Task:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """The memory tier and the cache size of each table, (T,), if the search method does not choose tiers."""
+        """The memory tier of each table, (T,), with the cache size if the table is cached.
+        These values apply if the search method does not choose the tiers itself. Each table has the fastest tier that
+        the constraints allow. If no constraint names tiers, all tables are in device memory.
+        """
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.tier_assignment for limits in self.limits)
@@ -120,7 +123,10 @@ class Task:
 
     @property
     def output_columns(self) -> float:
-        """Number of output columns of all tables together for one sample, as a mean over samples."""
+        """The number of output columns per sample, summed over all tables.
+        This is a mean over samples: a sequence table has one output for each lookup, so the number differs between
+        samples.
+        """
         return sum(table.output_columns for table in self.tables)
 
     @property
@@ -131,9 +137,9 @@ class Task:
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """Bytes of memory on each device, (D,), that are left for shards.
-        The reserved memory is subtracted, and so is the memory for the inputs, embeddings and gradients of the device's
-        share of a batch.
+        """The bytes of memory that each device has for shards, (D,).
+        These bytes do not include the reserved memory, or the memory for the inputs, embeddings and gradients of the
+        device's own share of the samples in a batch.
         """
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
@@ -142,8 +148,9 @@ class Task:
 
     @property
     def warnings(self) -> tuple[Message, ...]:
-        """Warnings about tables whose number of columns was padded, and about statistics for another batch size.
-        These statistics are reuse histograms, which say how often a batch looks up the same row.
+        """Warnings about the tables of the task, of two kinds.
+        The first kind is about tables whose number of columns was padded. The second kind is about tables whose reuse
+        histograms were made for another batch size. A reuse histogram says how often a batch looks up the same row.
         """
         sizes = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
         others = [table for table, size in sizes if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
@@ -178,8 +185,8 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return a text about the first difference between two tasks that makes the costs of their plans incomparable;
-        None if there is no such difference.
+        """Return the name of the first difference that makes the costs of plans of two tasks incomparable, such as
+        "batch size".
 
         None if there is no such difference. Constraints and memory may differ.
         """
@@ -374,8 +381,9 @@ class _Checks:
                 )
 
     def places(self) -> None:
-        """Raise UserError if there are too few devices for all shards of a pinned table, or of tables kept apart.
-        Each of these shards needs a different device.
+        """Raise UserError if some shards that need different devices have too few allowed devices.
+        All shards of one pinned table need different devices. All shards of tables that are kept apart need different
+        devices, too.
         """
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
@@ -398,8 +406,9 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return the allowed devices for each shard of a table, as a list with one set of devices for each shard.
-        The table is split into as few shards as the pinned shards and the limits of the table allow.
+        """Return a list with one set of devices for each shard of a table: the devices on which the shard may be.
+        The list has the pinned shards first. Then it has as few further shards as are needed to cover the table and to
+        reach the minimum number of shards.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

@@ -166,9 +166,9 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check plans that are made for a target: a system that trains with the plans, such as TorchRec.
-        The plans must keep the rules of the target, be equal in two calls, and pass the checks before an export to the
-        target.
+        """Check plans for each target; a target is a system that trains with the plans, such as TorchRec.
+        A plan must keep the rules of the target, and pass the checks before an export to the target. Two calls of the
+        search must return equal plans. The search may raise an error instead.
         """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
@@ -344,7 +344,9 @@ class PhysicalComputeConformance(SumModelConformance):
     """
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
-        """Return random cases, each with a set of tables, a list of one table of this set, and a batch size."""
+        """Return random cases, each as a tuple: a list of tables, a list with only one of these tables, and a batch
+        size.
+        """
         rng = np.random.default_rng(0)
         sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
         return [
@@ -352,8 +354,9 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that costs do not fall if `change` is applied to all tables of a set, or to one table of the set.
-        For one table, check the cost of the table alone, and the cost of the whole set.
+        """Check that `change`, which enlarges a table, never lowers a predicted cost.
+        Three costs are compared before and after the change: the cost of a set after all tables are changed, the cost
+        of one table alone, and the cost of the set after only this table is changed.
         """
         model = self.make()
         for tables, alone, batch_size in self._pairs():
@@ -372,7 +375,8 @@ class PhysicalComputeConformance(SumModelConformance):
 
         def more_rows(table: Table) -> Table:
             """Return a copy of the table with four times as many rows.
-            Return the table itself if its statistics say that a batch looks up more unique rows than the table has.
+            If the reuse histogram of the table implies that a batch looks up more different rows than the table has,
+            return the table unchanged.
             """
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table

@@ -46,7 +46,9 @@ def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
 
 
 def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: bool = True) -> Task:
-    """Return a task of toy tables; every second table, or every table if `pooled` is False, is a sequence table."""
+    """Return a task of toy tables, of which every second one is a sequence table.
+    If `pooled` is False, all tables are sequence tables.
+    """
     task = toy_task(count, num_devices, seed=seed)
     tables = tuple(replace(table, pooled=pooled and i % 2 > 0) for i, table in enumerate(task.tables))
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
@@ -119,8 +121,9 @@ class OpaqueCompute(ComputeModel):
     """
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Return the cost of each of B sets of shards, (B,) ms: max(c) + sqrt(sum of c^2), with the costs c of the
-        shards from `LinearCompute`.
+        """Return the cost of each of B sets of shards, (B,) ms.
+        First, `LinearCompute` gives a cost c for each shard. The cost of a set is then max(c) + sqrt(sum of c^2) over
+        the shards of the set.
         """
         alone = LinearCompute().embed(sets.loads)[:, 0]
         by_set = np.split(alone, sets.counts.cumsum()[:-1])

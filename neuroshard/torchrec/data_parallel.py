@@ -119,8 +119,9 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of the weights, (rows, dim), on the scale of the gradient that a fused kernel would get.
-        The value is None if the weights have no gradient.
+        """The gradient of the weights, (rows, dim), multiplied such that it equals the gradient for a fused kernel.
+        A fused kernel gets the sum over ranks if TorchRec's gradient division is off. The value is None if the weights
+        have no gradient.
         """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
@@ -201,8 +202,9 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that dense kernels look up, and that TorchRec does not train.
-    TorchRec trains some tables with dense kernels: the data-parallel tables of fused collections.
+    """Return the tables on this rank that neither a fused kernel nor TorchRec trains.
+    Dense kernels look up these tables. The result leaves out the data-parallel tables of fused collections: dense
+    kernels look up these tables, too, but TorchRec trains them.
     """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
@@ -220,8 +222,9 @@ def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTa
 
 
 def _dense_weights(lookup: Any) -> Iterator[tuple[str, nn.Parameter, Mapping[str, Any]]]:
-    """Yield the name, the weights and the `fused_params` of each table that a dense kernel looks up.
-    `lookup` is one of TorchRec's lookup modules, in which each group of tables has a kernel.
+    """Yield a tuple for each table that a dense kernel looks up: the name, the weights and the `fused_params` of the
+    table. `lookup` is one of TorchRec's lookup modules. Such a module has several groups of tables, and each group has
+    its own kernel.
     """
     while isinstance(lookup, DistributedDataParallel):
         lookup = lookup.module

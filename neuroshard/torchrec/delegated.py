@@ -169,8 +169,8 @@ def _estimators(
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
-    """Return the parameter with changed constraints: TorchRec must be able to train every allowed sharding type.
-    The job runs on the devices of the topology `left`.
+    """Return the parameter with constraints that allow only sharding types that TorchRec can train.
+    The topology `left` says on which type and number of devices the job runs.
 
     TorchRec's planner could choose other types. Unless `data_parallel` is true, the type data_parallel is also left out
     if the constraints do not name it and another type is left.
@@ -222,9 +222,10 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with constraints that allow only the given values.
-    Each further keyword argument, such as `sharding_types`, names a field of the constraints, and is a list of values
-    for this field. Raise UserError if the constraints already set the field, and allow none of these values.
+    """Return a copy of the parameter with stricter constraints.
+    Each keyword argument in `limits`, such as `sharding_types`, names a field of the constraints and has the new values
+    of this field. Raise UserError if the constraints set a field already and none of these values is among the new
+    values.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -301,8 +302,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the weights of a module that a sharder can shard, by parameter name, without unwanted weights.
-        This function replaces the sharder's method of the same name. Weights are wanted if they are in `wanted`.
+        """Return the parameters of a module that the original sharder can shard and that are in `wanted`, by name.
+        This function replaces the method of the same name in the copy of the sharder.
         """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
@@ -329,7 +330,7 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], request: PlanningRequest
 ) -> TorchRecTopology:
-    """Return a topology in which the memory that a plan's parameters take is subtracted from the memory of the devices.
+    """Return a copy of a topology with less memory: the memory for the given parameters of a plan is subtracted.
     Every device keeps at least one byte.
 
     The subtracted memory is TorchRec's estimate plus bytes that TorchRec does not count: second caches of key-value
@@ -356,8 +357,9 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the total bytes of the tensors in the parameters' modules that are neither tables nor trained.
-    An example is the tensor of ids in a module for managed collision.
+    """Return the total bytes of certain tensors in the modules of the given parameters.
+    These are tensors that belong to no table and are not trained, such as the tensor of ids in a module for managed
+    collision.
 
     TorchRec shards these tensors row-wise.
     """

@@ -189,8 +189,9 @@ class Finder:
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
         """Search for a plan of a task from scratch, and return the plan.
-        If the finder's `keep_types` is true, tables keep the sharding types that they have in `kept`, the saved plan of
-        an earlier job. If there is no saved plan (`kept` is None), the search chooses all sharding types.
+        `kept` is the saved plan of an earlier job, or None. If there is such a plan and the finder's `keep_types` is
+        true, every table keeps the sharding type that it has in the saved plan. Otherwise, the search chooses all
+        sharding types.
         """
         if kept is None or not self.keep_types:
             return self.found(task)
@@ -208,8 +209,9 @@ class Finder:
         return plan
 
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
-        """Return the warning that a training step would take less time if more tables moved to other devices.
-        The result is None if moving tables would make the predicted time of a step less than 1% shorter.
+        """Return a warning if moving more tables would make the predicted time of a step at least 1% shorter.
+        `plan` is the plan of this job, which was made from `kept`, the saved plan of an earlier job. The result is None
+        if moving more tables between devices would gain less.
         """
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
@@ -227,8 +229,8 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the plan saved by an earlier job was made for different inputs, so the planner searches
-    again. `others` has the names of the inputs that differ.
+    """Return the warning that the inputs of this job differ from the inputs of the saved plan of an earlier job.
+    The warning also says that the planner searches again. `others` has the names of the inputs that differ.
 
     `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """

@@ -80,8 +80,8 @@ class Groups:
 
     @property
     def node_group_size(self) -> int:
-        """The number of ranks of a group that fast links join.
-        TorchRec shards `table_row_wise` tables over these ranks.
+        """The number of ranks over which TorchRec shards a `table_row_wise` table.
+        These ranks belong to the same group, and fast links join them.
 
         The number is the same in the plan's topology and in `arguments`, with which DMPCollection runs the plan.
         """
@@ -101,7 +101,7 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """The settings of the groups that a plan depends on, as a tuple of four values.
+        """The settings of the sharding groups, as a tuple of four values; a plan depends on all of these settings.
         The values are `num_groups`, `sync_steps`, `use_inter_host_allreduce`, and whether the planner chose the number
         of groups.
         """
@@ -126,15 +126,17 @@ class Groups:
         return topology
 
     def copies_of(self, rank: int) -> range:
-        """Return the ranks of the job that have the same shards as rank number `rank` of each group."""
+        """Return the ranks of the job that hold copies of the same shards, one rank of each group.
+        `rank` is the number of each of these ranks within its group.
+        """
         if self.use_inter_host_allreduce:
             return range(rank, self.job.world_size, self.sharding_group_size)
         return range(rank * self.num_groups, (rank + 1) * self.num_groups)
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
-        """Return cost models whose kernel times include the synchronisation of the groups.
-        A synchronisation averages the weights and optimizer states of all groups.
-        A synchronisation takes place once in `sync_steps` steps, and each step gets an equal share of the time.
+        """Return cost models that count the synchronisation of the groups as a part of the kernel times.
+        In a synchronisation, the groups average their weights and optimizer states. This happens once in `sync_steps`
+        steps, and the time is spread equally over these steps.
 
         A synchronisation is an all-reduce, over the groups, of all weights and optimizer state of a device's shards.
         The time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
@@ -147,7 +149,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms per step that averaging over the groups adds for each of n shards (`loads`), (n,)."""
+            """Return the ms that the synchronisation adds to each step, for each of n shards (`loads`), (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -171,9 +173,9 @@ class Groups:
 
     @property
     def _joined(self) -> int:
-        """The number of successive ranks of the job between which all links count as fast.
-        This is the number of ranks in a pod (a group of hosts joined by fast links). If the sharding groups divide the
-        ranks of a pod unequally, it is the number of ranks on a host.
+        """The number of successive ranks of the job that count as joined by fast links.
+        If the groups divide every pod equally, this is the number of ranks in a pod, which consists of hosts joined by
+        fast links. Otherwise, it is the number of ranks on a host.
 
         With unequal parts, successive ranks of a sharding group may be in two pods, and the slower link counts.
         """
@@ -181,15 +183,15 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if the groups divide every block of `ranks` successive ranks, such as a host or a pod, equally.
-        All groups that have ranks in the block must then have the same number of ranks in the block.
+        """Return True if every block of `ranks` successive ranks, such as a host or a pod, is divided equally by the
+        groups. Divided equally means that all groups with ranks in the block have the same number of ranks in it.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Return the number of ranks that a group has in a block of `ranks` successive ranks, such as a host or a pod.
-        Groups without ranks in the block do not count.
+        """Return how many of `ranks` successive ranks, such as the ranks of a host or a pod, belong to the same group.
+        This number is the same for all groups that have any of these ranks.
         """
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)

@@ -91,16 +91,17 @@ class KeptPlan:
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
         """Return the names of the inputs that differ between this job and the job that saved the plan.
-        `made_for` has the digest of each input of this job, by name. If the plan does not fit the memory of this job,
-        or the memory of the two jobs differs too much, "devices" is one of the names.
+        `made_for` has the digest of each input of this job, by name. Memory has no digest: the name "devices" is added
+        if the plan does not fit in the memory of this job, or if the memory of the two jobs differs by more than 5%.
         """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Return True if the plan fits in the given memory of devices and hosts, and this memory is also similar
-        to the memory that the plan was made for.
+        """Return True if the memory of this job is similar to the memory of the job that saved the plan, and the plan
+        fits. Similar means that the memory of each device and of each host differs by at most 5%. The plan must fit in
+        the memory of this job.
 
         Free memory differs between machines and from day to day, and a job that restarts must find its plan.
         """
@@ -131,8 +132,9 @@ def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return a list of the differences in bytes between each value in `now` and the value in `then` at the same index.
-    Return None if a difference is above 5% of the value in `then`, or if the lengths differ.
+    """Return by how many bytes each value in `now` is larger than the value at the same index in `then`, as a list.
+    A negative number means that the value is smaller. Return None instead if any value differs by more than 5% of the
+    value in `then`, or if the lengths of the two sequences differ.
     """
     if len(now) != len(then):
         return None
@@ -141,8 +143,9 @@ def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Return True if a plan still keeps its memory limits and constraints after the memory of devices and hosts
-    changes. `more` has the change of each device in bytes, (D,), and `more_on_hosts` the change of each host, (H,).
+    """Return True if a plan keeps its memory limits and constraints with another amount of memory.
+    `more` says by how many bytes the memory of each device changes, (D,). `more_on_hosts` says the same for each host,
+    (H,). Negative numbers mean less memory.
     """
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)

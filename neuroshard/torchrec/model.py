@@ -131,8 +131,8 @@ class Model:
         return replace(self, request=request, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan all parameters that NeuroShard does not plan, and return the plan of these parameters.
-        Return also the topology with the memory that is left for the other tables, which NeuroShard plans.
+        """Plan all parameters that NeuroShard does not plan; return their plan, together with a topology.
+        The topology has the memory that these parameters leave free for the tables that NeuroShard plans.
 
         Raises:
             InfeasibleError: TorchRec finds no plan for the delegated parameters.
@@ -159,8 +159,9 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return the plan of a whole model, given the part of the plan that a file can store (`sharding_plan`).
-        The kernel settings in constraints, and the user's fixed plan of some tables, are added.
+        """Return the plan of the whole model, given a plan that was read from a file (`sharding_plan`).
+        A file cannot store all settings of a plan. So the kernel settings in constraints are added again, and so is the
+        plan that the user gave for some parameters.
         """
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.request.fixed)
@@ -189,8 +190,9 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], request: PlanningRequest) -> None:
-    """Raise UserError if a given plan does not fit the job or the model.
-    For example, a parameter is on a rank that the job lacks, or a row-wise table is on some ranks of the job only.
+    """Raise UserError if the plan that the user gave for some parameters does not fit the job or the model.
+    For example, the plan has a parameter on a rank that does not exist in the job, or it has a row-wise table on only
+    some of the ranks.
     """
     size = int(request.topology.world_size)
     for parameter in fixed:
@@ -265,8 +267,8 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Copy the kernel settings in constraints, such as `output_dtype`, to the parameters of a plan.
-    Caches keep the load factors of the plan.
+    """Copy kernel settings, such as `output_dtype`, from the constraints of parameters to a plan.
+    The load factors of caches are not copied: the plan keeps the load factors that it has.
 
     Caches that the plan sets up to prefetch still prefetch.
     """
@@ -296,16 +298,18 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if all column shards in the collection of a sequence table are as wide as the table.
-    TorchRec requires that all column shards of sequence tables in a collection have the same width.
+    """Return True if all column shards in the module of a sequence table are as wide as this table.
+    TorchRec requires that column shards of sequence tables in a module have the same width. Return False if NeuroShard
+    plans only some of the parameters of the module.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Load the plan of the whole model from a plan loader, and return this plan.
-    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
+    """Load the plan of the whole model from a plan loader, and return two plans.
+    The first is the plan of the whole model. The second is a NeuroShard `Plan` of only the tables that NeuroShard
+    plans, or None if there are no such tables.
 
     The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is the hash of this job, and
     TorchRec's sharding options include the plan. In addition, the plan must have every table, must be trainable and fit
@@ -349,8 +353,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
 
 
 def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> str:
-    """Return the hash that TorchRec computes over all inputs of a plan.
-    `enumerator` must have enumerated the sharding options before.
+    """Return TorchRec's context hash of this job: one hash over all inputs that a plan depends on.
+    The caller must call `enumerator.enumerate` first, because the sharding options of the model are one of the inputs.
 
     Raises:
         UserError: TorchRec cannot compute the hash, for example because statistics of a cache have no fingerprint.
@@ -368,8 +372,9 @@ def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> 
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Check the plan of a whole model, and return this plan.
-    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
+    """Check a plan of the whole model, which a plan loader loaded, and return two plans.
+    The first is the plan of the whole model (`whole`). The second is a NeuroShard `Plan` of only the tables that
+    NeuroShard plans, or None if there are no such tables.
 
     Raises:
         UserError: the plan lacks a table, does not fit in memory, or has tables that cannot be trained or costed.

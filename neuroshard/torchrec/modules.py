@@ -40,8 +40,9 @@ class Served:
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
         """Return the types of kernel calls that this search may use for a table.
-        A type says the family of sharding types, the memory tier, and whether lookups are pooled. The constraints and
-        the size of the table must allow the type.
+        A type has three parts: the family of sharding types (such as row-wise), the memory tier, and whether lookups
+        are pooled. The result has the types that the search supports, that the constraints of the table allow, and for
+        which the table has suitable numbers of rows and columns.
         """
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)

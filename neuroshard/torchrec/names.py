@@ -33,8 +33,9 @@ class TableNames:
 
     @cached_property
     def _by_plain(self) -> dict[str, list[str]]:
-        """A dictionary from each table name without the path of its module to the names that tasks use for the tables
-        with this name, a list.
+        """A dictionary with the plain names of all tables (names without the path of the module) as keys.
+        Several tables can have the same plain name. Each value is the list of the names that tasks use for these
+        tables.
         """
         return grouped(self.tables, lambda name: self.tables[name].name)
 
@@ -88,9 +89,9 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Translate the table name or pattern of a rule, which a user wrote, into the names that tasks use.
-        A pattern may match any name of a table, with or without the path of the module. So the result is a list of
-        rules, which together have the effect of `rule`.
+        """Return rules that together have the same effect as `rule`, but contain the names that tasks use for tables.
+        `rule` has a table name or a pattern of names, which a user wrote. A pattern matches a table if it matches any
+        of the table's names, with or without the path of the module. One such pattern can need several rules.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]

@@ -149,7 +149,7 @@ class Parameter:
         return plan.plan[self.path][self.name]
 
     def check_extent(self, plan: ShardingPlan) -> None:
-        """Raise UserError if the shards of the table in a plan do not end at the last row and column of the table."""
+        """Raise UserError if a plan shards another number of rows or columns than the table has."""
         sharding, shape = self.sharding_in(plan), tuple(self.weights.shape)
         if sharding.sharding_spec is None or self.config is None or self.is_virtual:
             return
@@ -171,8 +171,8 @@ class Parameter:
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """Return a NeuroShard `Table` with this parameter's rows, columns and lookups, called `name`, for a search.
-        `batch_size` is the batch size of one device, as in TorchRec.
+        """Return a NeuroShard `Table` for a search, with the rows, columns and lookups of this parameter.
+        `name` is the name of the new table. `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
         has an output. In a sequence table each lookup has an output. A table whose number of columns is not a multiple
@@ -198,7 +198,8 @@ class Parameter:
 
     @property
     def is_guessed(self) -> bool:
-        """True if no constraint sets the number of lookups of the table, so that TorchRec's default of 1 lookup counts.
+        """True if no constraint sets the number of lookups of the table.
+        NeuroShard then assumes 1 lookup, which is TorchRec's default.
 
         Constraints that are all equal to TorchRec's defaults set 1 lookup on purpose, and so does a pooling factor of 1
         that is not TorchRec's default object.
@@ -229,8 +230,9 @@ class Parameter:
         return _over_all(lookups, poolings, batches, batch_size)
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Return the number of lookups of each feature, as TorchRec's reports show it.
-        The numbers come from the constraints, and are scaled such that their total equals the lookups of `table`.
+        """Return the number of lookups of each feature, for TorchRec's reports.
+        The numbers are pooling factors in the proportions that the constraints give. They are scaled such that the
+        lookups of all features together equal the pooling factor of `table`, which can come from measured statistics.
 
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
@@ -257,9 +259,10 @@ class Parameter:
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types that the constraints allow or, if the constraints set none, that the sharder supports.
-        Types that the table cannot have are left out. If the constraints set none, types in `withheld_types` are left
-        out, too.
+        """The sharding types that NeuroShard may consider for the table.
+        If the constraints list sharding types, these are the listed types. Otherwise, they are the types that the
+        sharder supports, without the types in `withheld_types`. If the number of columns is not a multiple of 4, all
+        types except data_parallel are left out, too.
         """
         types = (
             self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
@@ -296,9 +299,9 @@ class Parameter:
         return copies if ROW_WISE_LAYOUT.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Return the parameter with constraints that do not list sharding types that fail on these devices.
-        If the constraints list no sharding types, return the parameter unchanged. Raise UserError if all listed
-        sharding types fail.
+        """Return a copy of the parameter, in which the constraints list only sharding types that work on these devices.
+        If the constraints list no sharding types, or if all listed types work, return the parameter itself. Raise
+        UserError if all listed types fail.
         """
         failing, named = self.failing_types(device, num_devices), self.user_constraints.sharding_types or []
         left = [kind for kind in named if kind not in failing]
@@ -353,8 +356,9 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """True if FBGEMM must keep the table in device memory with any kernel.
-        The constraints decide this or, if they do not, the sharder does.
+        """True if FBGEMM must keep the whole table in device memory, even with a kernel for tables in host memory.
+        This is TorchRec's setting `enforce_hbm`: the value comes from the constraints or, if the constraints do not set
+        it, from `fused_params` of the sharder.
         """
         wanted, fused = self.user_constraints.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if wanted is None else wanted)
@@ -362,7 +366,8 @@ class Parameter:
     @property
     def calls(self) -> frozenset[Call]:
         """The types of kernel calls that the constraints allow for the table.
-        A type says the family of sharding types, the memory tier, and whether lookups are pooled.
+        A type has three parts: the family of sharding types (such as row-wise), the memory tier, and whether lookups
+        are pooled.
         """
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(
@@ -447,7 +452,7 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the number of lookups per sample of a batch with `batch_size` samples, summed over all features.
+    """Return the number of lookups in a batch, summed over all features of a table, and divided by `batch_size`.
     `lookups`, `poolings` and `batches` have one value for each feature: the pooling factor, the number of poolings and
     the batch size, as in TorchRec's constraints.
     """

@@ -284,8 +284,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._planned(module, sharders, dist.GroupMember.WORLD)
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
-        """Find a plan as `plan` does, but return only the NeuroShard plan, which can be saved or evaluated.
-        The NeuroShard plan has the tables that NeuroShard plans.
+        """Find a plan as `plan` does, but return a NeuroShard `Plan`, which can be saved or evaluated.
+        It contains only the tables that NeuroShard plans, and no other parameters of the model.
 
         `keep`, `plan_loader`, `callbacks` and `stats` have no effect here.
 
@@ -388,7 +388,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Call `find`, and return the result together with those attributes of the planner that all ranks need."""
+        """Call `find` on this rank; return the result of `find`, and the attributes that other ranks must copy."""
         answer, plan = find(group), self.last_plan
         plan_to_send = plan and replace(plan)  # a copy without cached properties
         return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
@@ -465,9 +465,10 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Call `find` for each model in `models`, and return the plan with the lowest predicted cost.
-        The models differ in the number of sharding groups: sets of ranks that each have all tables. Raise the first
-        UserError if no number of groups has a plan.
+        """Find a plan for each model in `models` with the function `find`, and return the plan with the lowest
+        predicted cost. All `models` are the same model, but each is planned for another number of sharding groups. A
+        sharding group is a set of ranks that together have all tables. If `find` raises UserError for all models, raise
+        the first of these errors.
         """
         found: list[_Way] = []
         errors: list[UserError] = []
@@ -489,8 +490,8 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
         """Return a plan of the whole model, which joins two plans.
-        TorchRec's planner plans the parameters that NeuroShard does not plan. Then `search` finds a plan of all tables
-        that NeuroShard plans.
+        The first plan has the parameters that NeuroShard does not plan: TorchRec's planner plans them, or the user gave
+        a plan for them. Then `search` finds the second plan, of all other tables, in the memory that is left.
         """
         finder = self._finder_of(model)
         others, left = model.others()
@@ -607,8 +608,8 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _finder_of(self, model: Model) -> Finder:
         """Return the finder (search method and cost models) for a model.
-        If the job has several sharding groups, which average their weights, the predicted costs include the time of
-        this averaging. If the cost models cannot predict this time, the predicted costs leave out the time.
+        If the job has several sharding groups, the groups average their weights from time to time. The predicted costs
+        include the time for this, provided that the cost models can predict it.
         """
         groups, simulator = model.request.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
@@ -693,8 +694,9 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
 
 
 def _shown_value(value: object) -> str:
-    """Return a value as an error message shows it.
-    A string is shown as "the text '...'", because quotes alone are easily overlooked.
+    """Return the text for a value in an error message.
+    For a string, the text is the quoted string after the words "the text", because a reader easily overlooks quotes
+    alone.
     """
     return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
@@ -834,8 +836,8 @@ def _loaded_models(
     exchange_dtype: str | None,
     optimizer: str | None,
 ) -> tuple[CostModels, ModelChoice | None]:
-    """Load cost models by name with the given settings, or take cost models that are loaded already.
-    In both cases the cost models count TorchRec's framework overhead if they can predict this overhead.
+    """Return cost models: load them by name with the given settings, or take the given object if `models` is one.
+    The costs include the overhead of TorchRec itself if the cost models can predict this overhead.
 
     Returns:
         The models and the choice that they were loaded by; the choice is None if the models were loaded already.

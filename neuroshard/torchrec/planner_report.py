@@ -57,7 +57,7 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
 
 
 def precision_remark(model: Model, models: CostModels) -> Message | None:
-    """Return the warning that the model exchanges more or fewer bytes per element than the cost models count.
+    """Return a warning if an element that devices exchange has more or fewer bytes than the cost models count.
     The result is None if the numbers of bytes are equal.
 
     The codecs of the sharders (`QCommsConfig`) decide the bytes; without codecs, the data type of lookups' outputs does
@@ -237,8 +237,9 @@ def _shardings_in(
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return advice for an error, as text: the user can allow row-wise sharding of some tables by constraints.
-    Without constraints, NeuroShard never makes these tables row-wise. The result is "" if there are no such tables.
+    """Return the part of an error message that advises the user to allow row-wise sharding of some tables.
+    These are tables that NeuroShard makes row-wise only if constraints name a row-wise type. The result is "" if there
+    are no such tables.
     """
     withheld = [
         parameter.qualified_name
@@ -264,8 +265,9 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Let the callbacks change the plan of the whole model (`sharding_plan`), and pass the changed plan to the
-        reports. NeuroShard's plan of the tables that NeuroShard plans (`plan`) is changed in the same way.
+        """Let the callbacks change a plan of the whole model (`sharding_plan`), and give the changed plan to the
+        reports. `plan` is a NeuroShard `Plan` of only the tables that NeuroShard plans, or None. It is changed in the
+        same way.
 
         Returns:
             Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.

@@ -80,9 +80,10 @@ class PlanningRequest:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
-        """Return a copy of the request in which the table names that users write are translated.
-        NeuroShard's rules and statistics get the names that NeuroShard's search uses. TorchRec's constraints get
-        additional entries under plain table names, which TorchRec looks up.
+        """Return a copy of the request with translated table names.
+        In NeuroShard's rules and statistics, the names that users write are replaced by the names that NeuroShard's
+        search uses. In TorchRec's constraints, entries under plain table names (without the path of the module) are
+        added, because TorchRec looks up plain names.
 
         Raises:
             UserError: several tables have the same name.
@@ -96,8 +97,8 @@ class PlanningRequest:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Return TorchRec's topology with the memory that is left for tables.
-        TorchRec's `StorageReservation` has subtracted the memory that it reserves for the rest of the model.
+        """Return a topology that has only the memory that is free for tables.
+        TorchRec's `StorageReservation` subtracts the memory that it reserves for the rest of the model.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -130,8 +131,9 @@ class PlanningRequest:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Return the task for NeuroShard's search: to plan `tables`, which are given by name, in the memory that is
-        left on the devices. The topology `left` has this memory.
+        """Return the input of NeuroShard's search (a `Task`) for some tables of the model.
+        `tables` has the tables by name. The topology `left` says how much memory is free for these tables on each
+        device.
 
         Raises:
             UserError: there are no tables, or the constraints contradict each other or the tables.
@@ -219,14 +221,15 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Return the number of devices that fast links join; None if fast links join exactly the devices of one host."""
+    """Return the number of devices that fast links join, or None if this is the number of devices on one host."""
     size = ranks_per_pod(topology)
     return None if size == topology.local_world_size else size
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes on each device of the buffers that have an entry for every lookup in sequence tables.
-    Devices exchange each index and embedding only once, but need these larger buffers before and after the exchange.
+    """Return the bytes of certain buffers for sequence tables with deduplicated indices, on each device.
+    Devices exchange each index and each embedding of these tables only once. But before and after the exchange, a
+    device needs buffers with one entry for every lookup. This function counts these buffers.
 
     Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
     lookup has an embedding and its gradient.

@@ -75,8 +75,8 @@ def ranks_per_pod(sizes: RankSizes) -> int:
 
 
 def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
-    """Return the warning that pods do not divide a job's ranks equally,
-    so that costs count fast links within hosts only.
+    """Return a warning if the ranks of the job cannot be divided equally into pods (groups of hosts with fast links).
+    In this case, the predicted costs ignore the pods: only links within a host count as fast.
 
     The result is None if pods divide the ranks equally.
     """
@@ -95,7 +95,9 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
 
 
 def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
-    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan says.
+    """Return a warning if DistributedModelParallel would not shard tables over the ranks that the plan says.
+    This happens if the environment of this process has another pod size, or another number of ranks on a host, than the
+    plan.
 
     The result is None if the plan shards no tables over pods, or if the environment of this process fits the plan.
     """
@@ -117,9 +119,9 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
-    """Return the number of ranks on each host.
-    If this process belongs to the job, the number is the local world size of the running job. Otherwise, the number
-    comes from the topology.
+    """Return the number of ranks on each host, as the running job has it.
+    If this process does not belong to a running job with as many ranks as the topology, return the number in the
+    topology.
     """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:

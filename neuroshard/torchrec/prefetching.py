@@ -120,7 +120,9 @@ def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> Sh
 
 
 def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
-    """Return the sharding of a table; if the table has a cache, the prefetching flag of the cache is set."""
+    """Return a copy of the sharding of a table, in which the prefetching flag of the cache is set.
+    If the table has no cache, return the sharding unchanged.
+    """
     if sharding.compute_kernel not in PREFETCHED:
         return sharding
     cache = sharding.cache_params or CacheParams()
@@ -129,8 +131,9 @@ def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
 
 
 def flagged_constraint(constraint: ParameterConstraints | None) -> ParameterConstraints:
-    """Return the constraint of a table with the prefetching flag, which caches need in a prefetching pipeline.
-    If the table has no constraint, return a new constraint that sets only the flag.
+    """Return a copy of the constraint of a table, in which the prefetching flag of the cache is set.
+    A pipeline that fetches rows into caches in advance needs this flag. If `constraint` is None, return a new
+    constraint that sets only the flag.
     """
     constraint = constraint or ParameterConstraints()
     return replace(constraint, cache_params=replace(constraint.cache_params or CacheParams(), prefetch_pipeline=True))

@@ -68,8 +68,8 @@ def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModul
 
 
 def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
-    """Return the settings of a module's fused optimizer, such as the learning rate, for the tables of all ranks.
-    Each table's settings come from a rank that has a part of the table.
+    """Return the settings of the fused optimizer, such as the learning rate, for each table of a module.
+    The result includes tables that are not on this rank. Each rank sends the settings of the tables that it has.
     """
     own = {
         key: {name: value for name, value in group.items() if name != "params"}
@@ -83,7 +83,8 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Return the parameters of each module whose shards differ between two plans, as the input of TorchRec's `reshard`.
+    """Return the new shardings of the tables with different shards in two plans, as the input of TorchRec's `reshard`.
+    The result has the shardings by the path of the module, and then by the name of the table.
 
     An unsplit table keeps its sharding type, table_wise or column_wise, because both types mean the same for one shard.
     Every table keeps its kernel settings, such as those of its cache; a warning names the settings that differ in the

@@ -219,8 +219,8 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Return the content of a plan's file, with a module for every table.
-    A file may list a table without a module. The table then gets the module of the model that contains the table.
+    """Return the content of a plan's file, completed so that every table has a module. A file may list tables without
+    modules. Each of these tables gets the module of `model` that contains the table.
 
     In the file, such a table may have the plain name, or the name with the path of the module in front.
     """

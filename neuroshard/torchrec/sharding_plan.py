@@ -136,9 +136,9 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Return the sharding type that a table of a collection gets in TorchRec's plan.
-    If the collection has column_wise tables (`beside_cut` is true), a pooled table_wise table gets column_wise instead.
-    All other tables keep `sharding_type`.
+    """Return the sharding type of one table in TorchRec's plan. This is `sharding_type`, with one exception: a pooled
+    table_wise table becomes column_wise if the collection of the table also has column_wise tables (`beside_cut` is
+    true).
 
     TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
     shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all

@@ -15,8 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter]) -> TorchRecTopology:
-    """Return the topology after subtracting the memory for stashed weights from the free host memory.
-    Stashed weights are copied from GPUs to host memory. Warn if the copies do not fit in the host memory.
+    """Return the topology with the host memory that is free after stashed weights are subtracted. Stashed weights are
+    weights that TorchRec copies from GPUs to host memory. Warn if these copies do not fit in the host memory.
 
     Each host has a copy of the stashed weights of its GPUs. No plan is known yet, so all stashed weights count for each
     host, but at most the memory of the host's GPUs. The GPU memory does not change, because GPUs need the stashed

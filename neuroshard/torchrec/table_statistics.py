@@ -44,9 +44,9 @@ def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Return the model's tables (`guessed`) with measured statistics.
-    Each table that has an entry in `known` gets the statistics of the entry. All other tables keep the statistics that
-    the planner assumed.
+    """Return the model's tables (`guessed`) with measured statistics in place of the statistics that the planner
+    assumed. The measured statistics of a table come from `known`, by name of the table. Tables that `known` lacks are
+    returned unchanged.
 
     A table that grew since its statistics were counted keeps these statistics (`warn_of_growth`).
 
@@ -115,9 +115,9 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:
-    """Return the table `guessed` of the model with measured statistics in place of assumed statistics.
-    The measured statistics come from `known`, which describes the same table.
-    Raise UserError if the measured table has more rows than the table of the model.
+    """Return the table `guessed` with the measured statistics of `known` in place of assumed statistics. Both describe
+    the same table: `guessed` comes from the model, and `known` was measured. Raise UserError if `known` has more rows
+    than `guessed`.
     """
     if known.rows > guessed.rows:
         raise UserError(

@@ -132,8 +132,8 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each setting of caches in a sharder's `fused_params` that has no effect.
-    The setting has no effect because the plan itself sets the value for each table that may have a cache.
+    """Yield a warning for each cache setting in a sharder's `fused_params` that the plan overrides. The plan itself
+    sets the value for each planned table that may have a cache.
     """
     if model.left.compute_device == "cpu":
         return
@@ -169,7 +169,9 @@ def _of_given(model: Model) -> Iterator[Message]:
 
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
-    """Yield the names of the fields in a table's constraints that the user's plan of the table contradicts."""
+    """Yield the names of the constraints of a table, such as "sharding_types", that contradict the plan that the user
+    gave for this table.
+    """
     sharding, constraints = table.sharding_in(model.request.fixed), table.user_constraints
     if constraints.sharding_types and sharding.sharding_type not in constraints.sharding_types:
         yield "sharding_types"
@@ -183,7 +185,9 @@ def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
 
 
 def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or if the cache has all the parameter values that `wanted` sets."""
+    """Return True if `sharding` agrees with `wanted`, the cache parameters that the user set for a table. They agree if
+    `sharding` has no cache, or if the cache has every value that `wanted` sets.
+    """
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
@@ -191,7 +195,8 @@ def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
 
 
 def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message | None:
-    """Return the warning that the search or the cost models cannot make tables data-parallel; None if both can do so.
+    """Return a warning if NeuroShard cannot make tables data-parallel, because the search or the cost models do not
+    support data-parallel tables. Return None if both support data-parallel tables.
 
     `forms` are the families of sharding types that the search can place.
     """

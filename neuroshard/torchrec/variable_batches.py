@@ -14,7 +14,8 @@ from neuroshard.torchrec.releases import FAILS_WITH_VARIABLE_BATCHES, TORCHREC
 def variable_batch_remarks(
     parameters: Sequence[Parameter], sharding_plan: ShardingPlan, device: str
 ) -> Iterator[Message]:
-    """Yield a warning for each sharding type in a whole model's plan that fails with variable batch sizes per feature.
+    """Yield a warning for each sharding type that makes TorchRec fail if the features of a batch have different numbers
+    of samples. Warnings are only for sharding types that tables have in `sharding_plan`, the plan of the whole model.
 
     No setting shows that a job will have variable batches. `batch_sizes` in constraints are a hint; without
     `batch_sizes` there are no warnings.

@@ -10,8 +10,8 @@ INDEX_BYTES = 8  # indices, and the number of indices of each sample and feature
 
 
 class Collective(IntEnum):
-    """A collective operation by which devices exchange data, such as an all-to-all.
-    In arrays with the bytes of exchanges, the last axis has one entry for each member, in the order of the members.
+    """A collective operation by which devices exchange data, such as an all-to-all. The members are numbered from 0. If
+    an array has the bytes of exchanges, index i on the last axis of the array stands for the member with number i.
 
     Attributes:
         ALL_TO_ALL: output dist of table-wise and column-wise tables. Pooled embeddings go to the devices of their

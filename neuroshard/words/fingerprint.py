@@ -38,11 +38,9 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Return True if this machine and the machine `other` may have the same hardware model.
-        The kind, the device name and, if both are known, the revision must be equal. `other` has the fields of a
-        fingerprint by name.
-
-        Revisions are compared only if both are recorded.
+        """Return True if this fingerprint and `other`, a fingerprint as a dictionary of fields, may describe the same
+        hardware model. The kinds and the device names must be equal. The revisions must be equal too, but only if both
+        are recorded.
         """
         both_recorded = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
@@ -50,8 +48,8 @@ class Fingerprint:
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Return True if the machine `other` certainly has the same hardware model as this machine.
-        Return False if the revision of a processor is unknown.
+        """Return True if this fingerprint and `other` certainly describe the same hardware model. The kinds, the device
+        names and the revisions must be equal. For processors, the revision must also be known.
         """
         identified = self.kind == "cuda" or self.revision is not None
         return identified and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
@@ -64,8 +62,9 @@ class Fingerprint:
 
 
 def fingerprint(device_type: str) -> Fingerprint:
-    """Return the fingerprint of this machine with the processor (`device_type` "cpu") or with the GPUs ("cuda").
-    If CUDA is not available, the fingerprint has 0 GPUs.
+    """Return the fingerprint of this machine, a description of the hardware. The fingerprint describes the processor if
+    `device_type` is "cpu", and the GPUs if `device_type` is "cuda". If CUDA is not available, a fingerprint of GPUs has
+    0 GPUs.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device_type == "cuda":

@@ -8,8 +8,8 @@ from neuroshard.words.placement import TIERS, Tier, Word
 
 
 class Form(Word):
-    """One of the three families of sharding types between which the code distinguishes.
-    Each sharding type belongs to one family: table_row_wise, for example, belongs to the family row_wise.
+    """A family of sharding types that are handled alike. There are three families, and each sharding type belongs to
+    one: table_row_wise, for example, belongs to the family row_wise.
 
     The tables of a family are placed by the same rules and share kernel calls. A family has the name of its basic
     sharding type: column_wise also includes table_wise and table_column_wise, and row_wise also includes table_row_wise

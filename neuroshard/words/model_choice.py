@@ -67,7 +67,10 @@ class ModelChoice:
 
     @property
     def normalized(self) -> "ModelChoice":
-        """The same choice, with None in place of values that do not change any cost, such as exchange_dtype=fp32."""
+        """The same choice of cost models, in a form that is equal for all choices with the same costs. A setting
+        becomes None if the value has the same effect as None, such as exchange_dtype=fp32. Equal data types for the
+        forward and the backward pass are written once.
+        """
         framework = None if self.framework == NO_FRAMEWORK else self.framework
         dtypes = dict.fromkeys((self.exchange_dtype or _FULL).split("/"))
         exchange_dtype = "/".join(dtypes)
@@ -80,7 +83,9 @@ class ModelChoice:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The name of the models and all settings whose value is not None, as files store the choice."""
+        """The choice as a dictionary, as files store it: the name of the cost models, and each setting whose value is
+        not None.
+        """
         return {"name": self.name, **self.settings}
 
     def __str__(self) -> str:
@@ -140,7 +145,9 @@ class ModelSettings:
 
 
 def check_plain(name: str) -> None:
-    """Raise UserError if the name of a model has settings after plus signs, which only old versions accepted."""
+    """Raise UserError if the name of a model also contains settings, as in "NAME+torchrec". Only old versions accepted
+    settings after plus signs.
+    """
     base, settings = name, dict[str, Any]()
     while True:
         before, plus, last = base.rpartition("+")
@@ -189,7 +196,9 @@ def _as_texts(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | None, network: str | None) -> None:
-    """Raise UserError if one of these four settings has an unknown value; None is always allowed."""
+    """Raise UserError if `framework`, `exchange_dtype`, `optimizer` or `network` has an unknown value. None is always
+    allowed.
+    """
     if network is not None:
         check_name("network", network, NETWORKS)
     if framework is not None:

@@ -25,7 +25,9 @@ class Word(StrEnum):
 
     @classmethod
     def _idea(cls) -> str:
-        """Return the noun that errors use for a value of this enumeration, such as "tier"."""
+        """Return the noun that error messages use for a member of this enumeration. By default, this noun is the name
+        of the class in lower case, such as "tier".
+        """
         return cls.__name__.lower()
 
 
@@ -80,8 +82,8 @@ class TierAssignment:
 
     @property
     def cached_share(self) -> float:
-        """Share of the table's rows that fit in device memory: 1 for tier device, 0 for tier uvm.
-        For tier uvm_caching, the share is the cache load factor.
+        """Share of the table's rows that fit in device memory. The share is 1 for tier device, 0 for tier uvm, and the
+        cache load factor for tier uvm_caching.
         """
         return float(self.tier is Tier.DEVICE) if self.cache_load_factor is None else self.cache_load_factor
 
@@ -154,8 +156,8 @@ def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignmen
     """
 
     def placement(device: int) -> Placement:
-        """Return a placement of the shard on the device, without checking the index of the device.
-        The calling function checks only the smallest and the largest index of all devices.
+        """Return a placement of the shard on `device`. Unlike the constructor of `Placement`, this function does not
+        check the index of the device; `on_each` checks only the smallest and the largest index.
         """
         placed = object.__new__(Placement)
         vars(placed).update(shard=shard, device=device, tier_assignment=tier_assignment)
@@ -167,8 +169,8 @@ def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignmen
 
 
 def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:
-    """Group placements by table: return one tuple of placements for each of the `num_tables` tables, (T,).
-    The placements of a table keep their order.
+    """Group placements by table. Return T = `num_tables` tuples: tuple t has the placements of table t, in the same
+    order as in `placements`.
     """
     grouped: list[list[Placement]] = [[] for _ in range(num_tables)]
     for placed in placements:

@@ -119,8 +119,8 @@ class Topology:
 
     @property
     def fast_links(self) -> int | None:
-        """Number of devices that fast links connect: `devices_per_domain` or, if that is None, `devices_per_host`.
-        None if both settings are None; then fast links connect all devices.
+        """Number of devices in a group that fast links connect. This is `devices_per_domain` or, if that is None,
+        `devices_per_host`. If both are None, the result is None, and fast links connect all devices.
         """
         return self.devices_per_domain or self.devices_per_host
 

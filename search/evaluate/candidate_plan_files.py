@@ -83,15 +83,17 @@ class Searched:
 
     @property
     def measured_ms(self) -> float | None:
-        """The measured cost of the candidate plan to deploy, in ms; None if this plan could not be measured."""
+        """The measured cost in ms of the candidate plan that the measurements choose for deployment; None if the cost
+        of this plan was not measured.
+        """
         if not self.passes:
             return None
         measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return a copy in which the found plan is the candidate plan to deploy, with a remark
-        that explains the choice.
+        """Return a copy with the candidate plan that the measurements choose for deployment in place of the found plan.
+        A remark explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
         remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
@@ -113,8 +115,8 @@ def write_searched(run: Path, number: int, searched: Searched) -> None:
 
 
 def read_searched(run: Path, number: int, task: Task) -> Searched | None:
-    """Return the search for task `number` as it was saved, with the candidate plans and their measurements; None if the
-    search has not ended.
+    """Read the saved search for task `number`, with the candidate plans and the measurements of these plans. Return
+    None if the search has not ended.
 
     Raises:
         UserError: a file is damaged, or belongs to another task.

@@ -149,15 +149,19 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line of text for every entry that failed; `errors`, if given, replaces the errors of the entries."""
+    """Return a line of text for each entry that failed. `errors` has one error, or None, for each entry; without
+    `errors`, the entries' own errors are used.
+    """
     entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """Return a table that compares methods, one row each, by the mean costs over the tasks that every method solved.
+    """Return a table with one row for each method. The costs in a row are means over the tasks that every method
+    solved. The search time in a row is a mean over all tasks of the method.
 
-    Methods that solved no task are ignored for the choice of these tasks, because no task would be left.
+    Methods that solved no task are ignored when these common tasks are determined, because otherwise no task would be
+    left.
     """
     methods = list(dict.fromkeys(entry.method for entry in entries))
     solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}

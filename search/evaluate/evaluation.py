@@ -58,8 +58,8 @@ def evaluated(
 
 
 def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
-    """Raise UserError if the predicted costs of plans count the input dist and the measured costs would not count it,
-    or the other way round.
+    """Raise UserError if predicted and measured costs could not be compared, because only one of them includes the time
+    of the input dist (the exchange of indices). Measured costs include this time if `count_input` is true.
     """
     for entry in entries:
         if entry.prediction is not None and entry.prediction.counts_input is not count_input:
@@ -78,7 +78,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the plans in one more pass, and return the measurements of this pass. `before` has the earlier passes."""
+    """Measure the plans in one more pass, after the passes `before`, and return the measurements of the new pass."""
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 
@@ -104,9 +104,9 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation in the directory of a new run, or resume the evaluation in the directory of an interrupted
-    run. A resumed evaluation can ask for more builds (passes in which TorchRec builds the model again with every plan)
-    than before.
+    """Start an evaluation in a new run directory, or resume an interrupted evaluation in the directory of the
+    evaluation. A resumed evaluation can ask for more builds than before. In a build, TorchRec builds the model again
+    with every plan, and the steps are timed.
 
     Returns:
         The content of `run.json`.

@@ -45,8 +45,8 @@ class KernelMeasurer(Measurer):
     kind: ClassVar[str] = "kernels"
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if the hosts of a task have another number of devices than the hosts on
-        which exchanges are measured.
+        """Raise UserError if the number of devices per host differs between a task and the machine that measures
+        exchanges.
         """
         for task in tasks:
             hardware.check_hosts(task.topology)
@@ -75,7 +75,7 @@ class KernelMeasurer(Measurer):
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of kernels and exchanges; None if
+        """Return the reason why the measurements `rows` cannot come from one pass of kernels and exchanges, or None if
         they can. In a pass, the kernel calls and the exchanges of every plan are measured once.
         """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):

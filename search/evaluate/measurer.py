@@ -150,23 +150,24 @@ class Measurer(ABC):
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why this measurer cannot have made the measurements `rows` in one pass (a round in which
-        every plan is measured once), as text that continues a sentence. Return None if the measurements are possible.
+        """Return the reason why the measurements `rows` cannot come from one pass of this measurer, or None if they
+        can. In a pass, every plan is measured once. The reason is text that continues a sentence, such as "does not
+        have the times of training steps".
         """
 
     @abstractmethod
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation. `measured` is a dictionary from the number of a task to the measurements
-        of this task's plans in each pass (one round over all plans).
+        """Return the result of an evaluation. The keys of `measured` are the numbers of the tasks. The values are the
+        passes of the task with the measurements of the task's plans. In a pass, every plan is measured once.
         """
 
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """Base class of the measurers that time training steps in TorchRec. A measurement pass measures every plan once.
-    For each pass, TorchRec builds the model of every plan again, so settings and tables call a pass a build.
+    """Base class of the measurers that time training steps in TorchRec. In a pass, every plan is measured once.
+    TorchRec builds the models of all plans anew for each pass, so settings and tables call a pass a "build".
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -187,14 +188,14 @@ class TorchRecMeasurer(Measurer):
         return self.protocol.builds
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the settings by which training steps are timed, as a dictionary. `count_input` has no effect: the
-        training pipeline decides how much of the input dist is in a step.
+        """Return a dictionary with the settings for timing training steps. `count_input` has no effect, because the
+        training pipeline decides how much of the input dist (the exchange of indices) is part of a step.
         """
         return asdict(self.protocol)
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans, followed by the first plan once more, to learn how much two builds
-        of the same plan differ.
+        """Return the plans, with the first plan once more at the end. The difference between the two builds of the
+        first plan shows how much builds of the same plan differ.
         """
         return [*plans, plans[0]]
 
@@ -247,5 +248,5 @@ class TorchRecMeasurer(Measurer):
 
 
 def plans_once(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans without repetitions of the same object."""
+    """Return the plans, each object only once. Equal plans that are different objects are all kept."""
     return list({id(plan): plan for plan in plans}.values())

@@ -49,15 +49,17 @@ class ExchangesOfStep(NamedTuple):
 
     @classmethod
     def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
-        """Predict the exchange times of a plan from its traffic."""
+        """Predict the times of the exchanges in a training step of one plan. `traffic` has the bytes that the devices
+        exchange in a step.
+        """
         idle = np.zeros((1, traffic.num_devices))
         waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
         input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the time in ms that the exchanges add to a mirrored step. In a mirrored step each rank runs alone in
-        one process, so the measured time contains no exchanges.
+        """Return the time in ms that the exchanges add to a mirrored step. In a mirrored step each rank runs alone, so
+        the measured time contains no exchanges. The part of the input dist that other work hides adds no time.
         """
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
@@ -86,8 +88,9 @@ class MirroredMeasurer(TorchRecMeasurer):
     exchange_dtype: str | None = None
 
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if mirrored steps (one process runs one rank of a larger job) of these plans cannot be
-        measured on this machine with all plans in memory together.
+        """Raise UserError if this machine cannot measure mirrored steps of these plans. In a mirrored step, one process
+        runs one rank of a larger job. The plans must belong to one task, and the models of all plans must fit in memory
+        together.
         """
         check_mirrored(plans, hardware)
 
@@ -104,17 +107,17 @@ class MirroredMeasurer(TorchRecMeasurer):
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of mirrored steps; None if they can.
-        In a pass, every plan is measured once; in a mirrored step, one process runs one rank of a larger job.
+        """Return the reason why the measurements `rows` cannot come from one pass of mirrored steps, or None if they
+        can. In a pass, every plan is measured once. In a mirrored step, one process runs one rank of a larger job.
         """
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the plans of a task by mirrored steps, in which one process runs one rank of a larger job. The plans
-        are compared by the time of a step without exchanges. The times of phases and exchanges are computed from passes
-        without errors.
+        """Compare the plans of a task by the times of mirrored steps. In a mirrored step, one process runs one rank of
+        a larger job, so the compared times contain no exchanges. The times of phases and the predicted times of
+        exchanges are computed from passes without errors.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -130,8 +133,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`. Each row has the time of a short part (a stretch) of the
-        training step of one measured rank. The rows of a rank are in the order in which the parts run.
+        """Return the rows of `stretches.parquet`. The training step of a rank is divided into short parts, called
+        stretches. Each row has the time of one stretch of one measured rank, and the rows of a rank are in the order of
+        the stretches.
         """
         return [
             {
@@ -173,8 +177,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Combine the measurements of a plan's ranks, each of which ran alone, into one training step (a mirrored
-        step), and return the step. If this is impossible, return the error as text.
+        """Combine the measurements of a plan's ranks into one training step, and return the step. The result is called
+        a mirrored step, because each rank ran alone. If the measurements cannot be combined, return the error as text.
         """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)
@@ -182,14 +186,14 @@ class MirroredMeasurer(TorchRecMeasurer):
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return the mirrored steps of one plan, one for each pass without errors. A mirrored step is a training step
-        whose ranks were measured one after the other. `passes` has only the measurements of this plan.
+        """Return the mirrored training steps of one plan, one for each pass without errors. A mirrored step is a
+        training step whose ranks were measured one after the other. All measurements in `passes` are of the same plan.
         """
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return the time in ms of a plan's training step in one pass, without exchanges. The result is a list with
-        this time, or an empty list if the pass has an error.
+        """Return a list with one time: the ms of a plan's training step in one pass, without exchanges. The list is
+        empty if the pass has an error.
         """
         return [step.step_ms for step in self._steps([rows])]
 

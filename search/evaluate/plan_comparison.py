@@ -47,9 +47,9 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Return a comparison with the step times of all passes. In a pass, the plans may be timed alternately in
-        several turns. `turns` is a function that returns the step times in ms of one plan in one pass, with one time
-        for each turn.
+        """Return a comparison of the plans of a task, with the step times of all passes. In a pass, the plans may be
+        timed alternately, in several turns. The function `turns` gets the measurements of one plan in one pass, and
+        returns one step time in ms for each turn.
 
         A plan that failed in a pass has no turns.
         """
@@ -72,15 +72,16 @@ class Comparison:
 
     @property
     def ratios(self) -> FloatArray:
-        """The step time of each plan relative to the step time of the first plan in each pass, (K, P). A ratio is the
-        median over the turns of the pass.
+        """Step time of each plan divided by the step time of the first plan, for each pass, (K, P). In a pass, each of
+        the T turns gives one ratio, and the result contains the median of these ratios.
         """
         return self._ratios[:-1]
 
     @property
     def floor(self) -> float:
         """The smallest relative difference of step times that tells two plans apart. Every pass measures the first plan
-        twice, and the result is the standard error of the ratio between these two measurements.
+        twice, which gives one ratio of the two step times for each pass. The result is the standard error of the mean
+        of these ratios, if the true ratio is 1.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))

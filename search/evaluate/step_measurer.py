@@ -85,8 +85,8 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one build of these plans; None if they can. In
-        a build, TorchRec builds the model with every plan and the training steps are timed.
+        """Return the reason why the measurements `rows` cannot come from one build of these plans, or None if they can.
+        In a build, TorchRec builds the model with every plan, and the training steps are timed.
         """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
@@ -94,9 +94,9 @@ class StepMeasurer(TorchRecMeasurer):
         return None if fits else "does not have the times of training steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the step times of the plans of a task. In each build of the model, the plans are timed alternately in
-        several turns, and times of the same turn are compared. The times of the phases of a step are means over the
-        builds.
+        """Compare the step times of the plans of a task. In each build of the model, the plans are timed alternately,
+        in several turns, and only times of the same turn are compared. The time of each phase of a step is the mean
+        over the builds.
         """
         by_build = [by_plan(build, len(entries)) for build in passes]
         phase_ms = {
@@ -112,8 +112,8 @@ class StepMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step,
-        and the time of the lookups in a step in which the devices look up one after another.
+        """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step.
+        A further column has the time of the lookups if the devices look up one after another.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}

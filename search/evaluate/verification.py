@@ -87,8 +87,9 @@ class Verify:
     def judged(
         self, measure: Measure, run: Path, task: int, searched: Searched, count_input: bool, progress: Progress
     ) -> Searched:
-        """Measure the candidate plans in all passes that are not on disk yet, and choose the best candidate plan.
-        `run` is the directory of the run, and `task` the number of the task.
+        """Measure the candidate plans in several passes, and choose the best candidate plan. A pass measures every
+        candidate plan once. Passes with results on disk are not measured again. `run` is the directory of the run, and
+        `task` is the number of the task.
         """
         left = self.passes - len(searched.passes)
         total = left * self.measure.amount(searched.candidate_plans, count_input)
@@ -115,7 +116,7 @@ class Verify:
 
 
 def not_verified() -> None:
-    """Return None, which is the value of `verify` for `verify=none`: no plan is measured."""
+    """Return None as the settings of the verification for `verify=none`, so that no plan is measured."""
 
 
 def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:

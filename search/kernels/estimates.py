@@ -79,8 +79,8 @@ def copied(lists: Lists) -> Lists:
 
 @jit
 def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
-    """Return the lists of shards after `widths[item, device]` has changed. The item is added to the list of the device
-    if it has a shard there now, and removed from the list if it has none.
+    """Return the lists of shards by device, after the width `widths[item, device]` has changed. The item is added to
+    the list of the device if the device now has a shard of the item, and removed from the list if the device has none.
 
     `shards` and `start` are changed in place; `rescore` must compute the scores `without` again.
     """
@@ -123,11 +123,12 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Tables of exchange times of a device, in ms. The units that the device sends select the row, and the units that
-    the widest device (the device that sends most) sends select the column. A unit is 4 columns.
+    """Tables of the exchange times of a device, in ms. A row of a table stands for the number of units that the device
+    sends. A column of a table stands for the most units that any device sends. A unit is 4 columns of an embedding
+    table.
 
-    Between entries the tables are interpolated; outside of them the nearest entry counts. Units are of 4 columns that
-    a device sends for each sample.
+    Between entries the tables are interpolated; outside of them the nearest entry counts. The units are
+    counted for each sample.
 
     Attributes:
         own_step: difference in the device's units from one row to the next; the first row is of 0 units.
@@ -149,8 +150,9 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return where `position` is between the entries of an array with `count` entries: the index of the entry before
-    it, and the fraction of the way from that entry to the next, 0 to 1.
+    """Return the place of `position` between two neighbouring entries of an array with `count` entries, as two numbers.
+    The first number is the index of the lower entry. The second number, 0 to 1, is the fraction of the way from the
+    lower entry to the next entry.
 
     The position is clipped to 0 ... count - 1.
     """
@@ -262,8 +264,9 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the scores of one device in `contents`, in place. A score stands for the compute cost of the device: one
-    score for all shards on the device, and for each shard the score without this shard.
+    """Compute the scores of one device in `contents`, in place. A score is a number from which the compute cost of a
+    device follows. One score is for all shards on the device together. In addition, each shard has a score for the
+    device without this shard.
     """
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)

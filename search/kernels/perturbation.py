@@ -90,8 +90,9 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Set the arrays of the changed plan `plan` back to the arrays of the plan `start`. Return the n changes that were
-    undone, (n, 4): a row is the number of the plan, an item, a device, and the changed width of the item there.
+    """Undo the changes of the plan `plan`, so that its arrays equal the arrays of the plan `start` again. Return the n
+    changes that were undone, (n, 4). Each row has the `number` of the plan, an item, a device, and the width that the
+    item had on the device in the changed plan.
 
     The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -233,8 +234,9 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
 
 @jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
-    """Change the width of an item on a device by `units` units of 4 columns, in place; a negative number removes units.
-    The sums, the bytes and the sent units of the device are updated.
+    """Change the width of an item (such as a table) on a device by `units` units of 4 columns, in place; a negative
+    number removes columns. The numbers of the device change too: the sum of the vectors of the shards, the bytes, and
+    the sent units.
 
     `rescore` must compute the score again.
     """

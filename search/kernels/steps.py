@@ -112,7 +112,9 @@ def moved_by(
 
 @jit_paste
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
-    """Write a step into `best`, in place of the worst step if `best` is full; return the new number of steps."""
+    """Write a step into the arrays of `best`. If the arrays are full, the step replaces the step with the highest
+    estimated cost. Return the new number of steps in `best`.
+    """
     place = count
     if count == len(best.estimate):
         place = int(np.argmax(best.estimate))
@@ -126,17 +128,18 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a step of the local search is certainly not worth it: one device alone takes so long after the
-    step that the plan costs at least `worth` ms. The step then needs no full estimate.
+    """Return True if a step of the local search can be ruled out without a full estimate, because one device alone
+    takes at least `worth` ms after the step.
 
-    That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
+    The time of the device is the ready time for this `score` and these `units`, plus `left_ms` of transfer.
     """
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 
 @jit_paste
 def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> float:
-    """Return the ms at which the last device except `source` and `target` is ready; -inf if there are no other devices.
+    """Return the latest time, in ms, at which any device except `source` and `target` is ready. Return -inf if there
+    are no other devices.
 
     `ready` (D,) are the ms at which each device is ready, `order` (D,) the devices in ascending order of these ms.
     """
@@ -148,8 +151,8 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Return a lower bound of the units (of 4 columns) that the widest device sends after a step. The bound holds for
-    every step that moves load away from `source`; the widest device is the device that sends most.
+    """Return a lower bound of the most units (of 4 columns) that any device sends after a step of the local search. The
+    bound holds for every step that moves a shard, or columns of a shard, away from the device `source`.
 
     The bound is the larger of the mean, and of the most units of any device except the source.
     """

@@ -41,8 +41,9 @@ class Improvement:
     seed: Seed = 0
 
     def shared(self, count: int) -> "Improvement":
-        """Return the settings of `count` local searches that share the work of one local search with these settings.
-        Together they make about as many perturbations, and evaluate about as many plans, as the one local search.
+        """Return settings for each of `count` local searches that share the work of one local search with these
+        settings. Together, the `count` searches make about as many perturbations, and evaluate about as many plans, as
+        the one local search.
         """
         plans = None if self.max_plans is None else max(self.max_plans // count, 1)
         return replace(self, perturbations=self.perturbations // count, max_plans=plans)

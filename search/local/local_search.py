@@ -72,8 +72,8 @@ class LocalSearch:
     """Finds cheaper plans for one task by small steps from a given plan."""
 
     def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
-        """Prepare to search for plans that differ from the plan `start` (I, D) by at most `max_moved_bytes` of moved
-        weights and optimizer state; None sets no limit.
+        """Prepare to search for plans that are cheaper than the plan `start` (I, D). At most `max_moved_bytes` bytes of
+        weights and optimizer state may move between devices to get from `start` to such a plan; None sets no limit.
 
         Moved bytes are counted item by item. This count is never less than a count table by table.
         """
@@ -102,8 +102,9 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Perturb and improve the plan once for each of the seeds `own`. Return three values: the number of
-            examined plans, the changes of the plan for each seed, and the estimated costs after the changes in ms.
+            """Perturb and improve `plan` once for each of the seeds `own`. Return three values: the number of examined
+            plans; for each seed, the changes from `plan` to the improved plan; and the estimated costs of the improved
+            plans in ms.
             """
             estimate = np.empty(len(own))
             looked, changes = explore(
@@ -157,8 +158,9 @@ class LocalSearch:
         return None
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
-        """Return the K allowed steps with the lowest estimated costs, (K, 5). A row of a step has a source device, a
-        target device, an item, the moved units (of 4 columns), and an item that moves back (or -1).
+        """Return the K allowed steps with the lowest estimated costs, one step per row, (K, 5). The five numbers of a
+        step are a source device, a target device, an item (such as a table), the moved units (of 4 columns), and an
+        item that moves back (or -1).
         """
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
@@ -174,7 +176,9 @@ class LocalSearch:
         return steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """Return the predicted cost of `plan` after each of K steps (K, 5), if only this step is taken, in ms, (K,)."""
+        """Return the predicted cost of `plan` in ms, (K,), after each of K alternative steps (K, 5). Each cost is the
+        cost after one of the steps alone.
+        """
         row = np.arange(len(steps))
         self.looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
@@ -234,7 +238,9 @@ class LocalSearch:
 
 
 def _changed(widths: IntArray, changes: IntArray) -> IntArray:
-    """Return a copy of `widths` (I, D) after n changes (n, 3): the item, the device and the new units."""
+    """Return a copy of `widths` (I, D) after n changes. Each row of `changes` (n, 3) has an item, a device, and the new
+    width of the item on the device, in units of 4 columns.
+    """
     after = widths.copy()
     after[changes[:, 0], changes[:, 1]] = changes[:, 2]
     return after

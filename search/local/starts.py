@@ -34,9 +34,9 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """A start that splits the tables into small shards in several ways (layouts), and takes the cheapest of the
-    resulting plans. For each layout, a greedy grid search places the shards on devices: the grid search tries several
-    limits on the columns per device.
+    """A source of a first plan: it splits the tables into small shards in several ways (layouts), and takes the
+    cheapest of the resulting plans. For each layout, a greedy grid search places the shards on devices. The grid search
+    tries several limits on the columns per device.
 
     If grid search places none of the layouts, the start is a plan that was packed by bytes alone.
 

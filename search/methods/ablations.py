@@ -68,7 +68,9 @@ class SingleTableCosts(ModelChange):
     """Cost models in which a device computes its tables one after the other, each table in a separate kernel call."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Return the models with another compute cost of a device: the sum of the costs that its tables have alone."""
+        """Return the cost models with another compute model. By this compute model, the compute cost of a device is the
+        sum of the costs that the device's tables have alone.
+        """
         return models.with_compute(KernelModels.one_by_one(models.compute))
 
 

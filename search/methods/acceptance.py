@@ -24,9 +24,10 @@ _WORTH_SAYING = 0.01  # smallest saving, as a share of the step, for which a use
 @dataclass(frozen=True)
 @checked
 class Acceptance:
-    """The rule by which a search chooses between a first plan and other plans. Of the first plan, and the plans whose
-    predicted gain over the first plan exceeds a margin, the search takes the plan with the lowest expected cost. The
-    expected cost is the predicted cost plus a correction, because predicted costs are too low on average.
+    """The rule by which a search chooses between a first plan and other plans. Another plan is accepted if the
+    predicted gain over the first plan exceeds a margin. Among the first plan and the accepted plans, the search takes
+    the plan with the lowest expected cost. The expected cost is the predicted cost plus a correction, because predicted
+    costs are too low on average.
 
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
@@ -69,10 +70,10 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Return the acceptance rule for plans that change the sharding types of tables. The rule is this rule, or a
-        copy by which the predicted gain must exceed a larger fraction of the error margins.
+        """Return the acceptance rule for plans that change the sharding types of tables. This rule is at least as
+        strict as `self`: the predicted gain may have to exceed a larger fraction of the error margins.
 
-        The fraction is at least `sharding_type_margin_fraction`. Models of whole steps keep the rule as it is.
+        The fraction is at least `sharding_type_margin_fraction`. If the models predict whole steps, `self` is returned.
         """
         if models.of_whole_steps:
             return self
@@ -89,8 +90,9 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def may_accept(self, first: Cost, least_ms: float, task: Task, simulator: Simulator) -> bool:
-        """Return False if this rule would accept no plan in place of a first plan with the cost `first`, given that no
-        plan is expected to cost less than `least_ms`. A search for such plans is then a waste of time.
+        """Return True if this rule may accept another plan in place of a first plan with the cost `first`. No other
+        plan is expected to cost less than `least_ms`. If the result is False, a search for other plans is a waste of
+        time.
 
         The margin of a cheaper plan is taken to be the same share of its cost as the first plan's margin is. If gains
         need not exceed margins, the result is True.
@@ -101,8 +103,8 @@ class Acceptance:
         return not fraction or judged.expected_ms - least_ms > fraction * margins_ms
 
     def _fraction(self, kind: "ModelKind", own: bool) -> float:
-        """Return the fraction of both plans' error margins that a gain must exceed, for compute models of a kind;
-        `own` is True if the models have margins of their own.
+        """Return a fraction: a gain must exceed this fraction of the sum of both plans' error margins. The fraction
+        depends on the `kind` of the compute model. `own` is True if the cost models have error margins of their own.
         """
         of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
         return max(of_kind, 0.0 if own else self.assumed_margin_fraction)
@@ -137,7 +139,9 @@ class ModelKind(Enum):
 
     @classmethod
     def of(cls, cost: Cost, task: Task, simulator: Simulator) -> "ModelKind":
-        """Return the kind of the simulator's compute model; `cost` is the cost of a plan of the task."""
+        """Return the kind of the simulator's compute model: a single fitted model, an ensemble, or formulas. `cost` is
+        the cost of a plan of the task, and shows if the cost models have error margins of their own.
+        """
         compute = simulator.models.compute
         if compute.spread_ms(LoadSets.alone(task.loads)).any():
             return cls.ENSEMBLE
@@ -170,8 +174,8 @@ class Assessment(NamedTuple):
 
     @classmethod
     def of(cls, cost: Cost, rejected: Rejection | None = None) -> "Assessment":
-        """Return the assessment of a plan with cost `cost`, which is rejected for the reason
-        `rejected` or accepted (None).
+        """Return the assessment of a plan, given the cost of the plan. `rejected` is the reason to reject the plan, or
+        None if the plan is accepted.
         """
         return cls(cost.total_ms, cost.margin_ms, cost.likely_ms, rejected)
 
@@ -211,8 +215,9 @@ def likeliest(costs: Sequence[Cost]) -> int:
 
 
 def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
-    """Return the message that the search rejected the plan `rejected`, whose predicted cost is lower than the cost of
-    the found plan `plan`. Return None if the difference is less than 1%, or if `rejected` is None or breaks limits.
+    """Return a message about the plan `rejected`: the search rejected this plan, although this plan has a lower
+    predicted cost than the found plan `plan`. Return None if `rejected` is None or breaks limits, or if the costs
+    differ by less than 1%.
 
     Both are plans of the same task. The compared costs are the costs of all tables of the task.
     """

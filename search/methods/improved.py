@@ -55,8 +55,9 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the best accepted plan, and the cheaper plan that was rejected, if any. The accepted plan is never
-        predicted to cost more than the first of the plans with which the search begins.
+        """Return the best plan that the search accepts, and the cheaper plan that the search rejected, if there is one.
+        The search begins with one plan from each of several sources. The accepted plan is never predicted to cost more
+        than the first of these plans.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -97,8 +98,8 @@ class ImprovedSearch(Searcher):
         return Found(space.plan(every[chosen]), rejected=other)
 
     def _may_improve(self, widths: IntArray, space: CostedSpace) -> bool:
-        """Return False if the search would accept no other plan of the space in place of the plan `widths` (I, D), not
-        even a plan that shares the work evenly between devices.
+        """Return True if the search may accept another plan of the space in place of the plan `widths` (I, D). The
+        result is False only if the search would reject even a plan that shares the work evenly between devices.
 
         By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
         of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles have
@@ -115,11 +116,11 @@ class ImprovedSearch(Searcher):
         return self.acceptance.may_accept(cost, least_ms, task, simulator)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
-        """Improve the cheapest of the first plans (I, D), whose costs are `costs`, by local search;
-        return the cheapest result.
+        """Improve several first plans by local search, and return the cheapest result. `plans` has all first plans (I,
+        D), and `costs` has the cost of each plan. Only the plans with the lowest costs are improved.
 
-        The cheapest first plans share half of the perturbations and half of the plans that may be looked at. Then the
-        cheapest end of these local searches gets the other half.
+        The local searches from these plans share half of the perturbations and half of the plans that may be examined.
+        Then the cheapest result is improved once more, with the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, space)[1]
@@ -147,8 +148,8 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve each first plan (I, D) by local search, in `times` rounds with different random steps, and yield the
-        improved plans. In each round, the cheapest first plan is improved first.
+        """Improve the first plans (I, D) by local search, and yield the improved plans. There are `times` rounds, each
+        with other random steps. Each round improves all first plans, in ascending order of their costs.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):

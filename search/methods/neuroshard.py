@@ -193,9 +193,10 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search plans for the most promising choices of sharding types (one type per table), and return up to three
-        plans: the best plan for each of three groups of choices. The groups are first choices (only column-wise tables,
-        if possible), other choices, and choices with further rules that split tables into more equal parts.
+        """Return up to three plans: the best plan that the search finds for each of three groups of choices of sharding
+        types (one type per table). The first group has choices with only column-wise tables, if possible. The second
+        group has other promising choices. The third group has choices for tasks with further rules, which split tables
+        into more equal parts.
 
         If no choice of any group fits, choices for scarce memory are searched until one fits.
 
@@ -227,12 +228,15 @@ class NeuroShard(Searcher):
         return [self._with_improved_tiers(last, simulator)]
 
     def _may_pay(self, options: OptionTable, best: Sequence[Found]) -> bool:
-        """Return False if the search would accept no plan with other sharding types in place of the first of `best`,
-        not even at the lowest estimated cost of any choice. Plans whose tables move to host memory, or whose rows move
-        to one host, may cost less than the estimates; the result is then True.
+        """Return True if the search may accept a plan with other sharding types in place of the first plan in `best`.
+        The result is False only if the search would reject even a plan with the lowest estimated cost of all choices.
+        If plans may cost less than the estimates, the result is always True: for instance if tables may move to host
+        memory, or if rows may move to one host.
         """
-        simulator, rule = options.simulator, self.acceptance
-        if not best or rule is None or self._tries_hosts or _knows_tiers(options.task, simulator):
+        simulator, rule, task = options.simulator, self.acceptance, options.task
+        if not best or rule is None or not self.sharding_type_trials:
+            return True
+        if self._tries_hosts or _knows_tiers(task, simulator) or any(limits.equal_widths for limits in task.limits):
             return True
         plan = best[0].plan
         cost = simulator.cost(plan.task, plan)
@@ -268,9 +272,10 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return an `OptionTable` for each of several tasks: the sharding types that each embedding table may have,
-        with estimated costs. If device memory is scarce for a task, add more of them: each is for the same task with
-        rules that put some embedding tables into host memory.
+        """Return an `OptionTable` for each of several tasks. An option table has the sharding types that each embedding
+        table may have, with estimated costs. If a task does not fit easily in device memory, hosts have memory for
+        tables, and the cost models know the costs of host memory, there are also option tables for variants of the
+        task. A variant is the task with further rules, such as rules that put some embedding tables into host memory.
 
         Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
         errors are appended to `errors`.
@@ -311,9 +316,10 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the most promising choices of sharding types (one type per table), the choice with the lowest
-        estimated costs first. The choices come from all given option tables. An option table has the sharding types
-        that tables may have in one variant of the task, with estimated costs.
+        """Return the most promising choices of sharding types (one type per table) from all given option tables. An
+        option table has the sharding types that tables may have in one variant of the task, with estimated costs. The
+        choices are sorted by the sum of two costs, the lowest sum first: the cost of a quickly made plan, and the
+        estimated cost.
         """
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
@@ -348,16 +354,19 @@ class NeuroShard(Searcher):
         return allowed
 
     def _best(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the cheapest of several plans. If some of the plans have tables in host memory, the cheapest of these
-        is also improved by better tiers, and the improved plan is compared with the given plans.
+        """Return the cheapest of several plans. If some plans have tables in host memory, the cheapest plan of this
+        kind is also improved by better tiers (device memory, cached host memory or host memory). The improved plan is
+        then compared with the given plans.
         """
         on_hosts = [one for one in found if _uses_hosts(one.plan)]
         improved = [self._with_improved_tiers(self._cheapest(on_hosts, simulator), simulator)] if on_hosts else []
         return self._cheapest([*found, *improved], simulator)
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Improve the tiers of a plan, and return the resulting plan. The search enlarges caches, gives all tables on a
-        device the same tier, and places the column-wise tables again, as long as this lowers the cost.
+        """Improve the tiers of the tables in a plan (device memory, cached host memory or host memory), and return the
+        resulting plan. Each round enlarges caches, gives all tables on a device the same tier, and places the
+        column-wise tables again. The rounds end when the cost no longer falls, or after a fixed number of rounds. A
+        plan without tables in host memory is returned as it is.
         """
         if not _uses_hosts(found.plan):
             return found
@@ -385,8 +394,9 @@ class NeuroShard(Searcher):
         return self.column_search.found(fixed, simulator).of(plan.task)
 
     def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
-        """Return the plan with row-wise tables moved to the devices of one host each, if `sharding_types` allows this
-        and the search accepts the gain; otherwise return the plan as it is.
+        """Move row-wise tables of a plan from all devices to the devices of one host; the host may differ from table to
+        table. Return the new plan if the search accepts the gain. Return the given plan if the search does not accept
+        the gain, or if `sharding_types` allows no such move.
         """
         if not self._tries_hosts:
             return found
@@ -447,7 +457,7 @@ class NeuroShard(Searcher):
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
-        """Return `other` if the search accepts the gain of this plan over the plan `found`; else return `found`. Both
+        """Return the plan `other` if the search accepts `other` in place of the plan `found`; else return `found`. Both
         plans have the same tables.
         """
         task, rule = found.plan.task, self.acceptance

@@ -176,8 +176,8 @@ class Replan(Searcher):
         return most - needed
 
     def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
-        """Return the indices of the first plan, and of the other plans that the default search would accept in
-        place of the first plan.
+        """Return the indices of the accepted plans in `found`: the first plan, and every other plan that the acceptance
+        rule of the search accepts in place of the first plan.
 
         If tables change their sharding type, models that do not know whole steps must predict a larger gain.
         """
@@ -189,8 +189,8 @@ class Replan(Searcher):
         return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Return a plan that costs nearly as little as the cheapest plan in `found`. Of these plans, it is the plan to
-        which the fewest bytes must move from the plan `before`.
+        """Return the plan that moves the fewest bytes, counted from the previous plan `before`. The choice is between
+        the plans in `found` that cost nearly as little as the cheapest plan.
 
         `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """
@@ -249,8 +249,8 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _from_nothing(refused: UserError | None) -> Message:
-    """Return the warning that all tables were planned from nothing; `refused` is the error for which the
-    previous plan could not be kept.
+    """Return the warning that all tables were planned from nothing, because the previous plan could not be kept.
+    `refused` is the error that made it impossible to keep the previous plan, or None.
     """
     reason = "" if refused is None else f": {refused.changed(remedy='')}"
     remedy = "" if refused is None else refused.message.remedy

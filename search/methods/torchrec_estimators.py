@@ -84,8 +84,8 @@ class SimulatorShardEstimator(ShardEstimator):
 
 
 def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
-    """Return the ms per column of a forward exchange and of a backward exchange in which every device
-    sends `columns` columns.
+    """Return two numbers: the ms per column of a forward exchange, and the ms per column of a backward exchange. In
+    both exchanges, every device sends `columns` columns for each sample.
     """
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
@@ -114,8 +114,8 @@ class TaskStorageEstimator(ShardEstimator):
             shard.storage = Storage(hbm=device, ddr=host)
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory of each of n shards, given as loads (inputs of the cost models). The cache
-        of a cached shard is counted as if it were exactly as wide as the shard.
+        """Return the bytes of device memory of each of n shards. `loads` describes the shards by the inputs of the cost
+        models. For a cached shard, the rows of the cache are counted as exactly as wide as the shard.
         """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes
@@ -129,8 +129,8 @@ class WidestCacheStorageEstimator(TaskStorageEstimator):
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory that each of n shards takes. All rows of a cache are as wide as its widest
-        table, so every cached shard counts as if the widest of the n shards were in the same cache.
+        """Return the bytes of device memory that each of n shards takes. A cache is as wide as the widest table in the
+        cache. The cached shards are counted as if all n shards were on one device and shared caches there.
         """
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -122,8 +122,8 @@ Ranked = tuple[IntArray, FloatArray]
 
 
 def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost; return the
-    choices after 0, 1, 2, ... steps.
+    """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost or the maximum
+    number of steps is reached. Return the list of choices: `first`, and then the choice (T,) after each step.
 
     Tables keep to the sharding types `allowed` (T, F). A step changes the sharding type of one table, or
     of the 2, 3, 4, 6, 8, ... most promising tables at once: if many tables make a device the straggler, changing one of
@@ -162,8 +162,9 @@ def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Return the cost in ms and the choice (T,) after the best step from the choice `types`: a single one of the
-    `ranked` changes, or several of them together. Return None if no step leads to a cost below `lowest_ms`.
+    """Return the result of the best step from the choice `types` (T,) of sharding types: the cost in ms, and the new
+    choice (T,). A step makes one of the `ranked` changes of a table's sharding type, or several of these changes
+    together. Return None if no step leads to a cost below `lowest_ms`.
     """
     changes, alone_ms = ranked
     if not len(changes):
@@ -180,8 +181,9 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield arrays of choices (m, T), in which the first 2, 3, 4, 6, 8, ... of the changes are made together. In the
-    first array the changes are to any sharding type, and each other array has only changes to one sharding type.
+    """Yield arrays of choices (m, T) of sharding types. The choices in an array make the first 2, 3, 4, 6, 8, ...
+    changes of a list at once. For the first array, the list has all `changes`. For each other array, the list has only
+    the changes to one sharding type.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

@@ -29,9 +29,9 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield pairs of tasks, both with the same new rules, which split tables into more equal parts. The search finds a
-    plan for the first task of a pair, which may have additional rules, such as rules on tiers. The found plan is then
-    converted to a plan of the second task, which lacks the additional rules.
+    """Yield pairs of tasks with new rules, which split tables into more equal parts. Both tasks of a pair have the same
+    new rules, but the first task may also have other rules that the second task lacks, such as rules on tiers. The
+    search finds a plan for the first task, and the plan is then converted to a plan of the second task.
 
     The pairs are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
     rules limit the bytes of a part, otherwise the cost of a part.

@@ -118,9 +118,9 @@ class ReplicatedTables:
     def of(
         cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
     ) -> "ReplicatedTables":
-        """Return the vectors, the sent bytes and the memory of all tables for the kernel call `call`. The values are
-        zero for tables that do not make this call (`called` (T,) is False), or that may not have the sharding type of
-        the call (by `allowed` (T, F)).
+        """Return the numbers of all tables for the kernel call `call`: the vectors, the sent bytes and the bytes of
+        memory. The numbers of a table are zero in two cases: if the table does not make this call (`called` (T,) is
+        False), or if the table may not have the sharding type of the call (`allowed` (T, F) is False).
         """
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
@@ -136,7 +136,7 @@ class ReplicatedTables:
 
     def widened_bytes(self, task: Task, types: IntArray) -> int:
         """Return the additional bytes of memory that a device needs because tables of different widths share a cache,
-        as an int. A cache is as wide as the widest of its tables. `types` (T,) are the sharding types of all tables.
+        and the cache is as wide as the widest of these tables. `types` (T,) has the sharding types of all tables.
         """
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
@@ -146,10 +146,11 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return one load for each of `tables` (t,): the rows, columns and lookups of the table on the device that has the
-    most lookups of the table. The sharding type `layout` spreads the rows or the samples of a table over all devices.
+    """Return one load for each of `tables` (t,): the numbers, such as rows, columns and lookups, from which the cost
+    models predict times. The load describes the part of the table on the device that has the most lookups of the table.
+    The sharding type `layout` spreads the rows or the samples of a table over all devices.
 
-    Tables are spread over all devices. For row-wise tables with even lookups, this device has the first block of rows,
+    For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
@@ -205,9 +206,10 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. In the second, all devices
-        share the work of the column-wise tables evenly. The first is higher if a single shard costs or sends more than
-        an even share, because some device must have that shard.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
+        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
+        also considers that some device has the most expensive shard, and some device has the widest shard. So the first
+        estimate is higher if one of these shards exceeds the even share of a device.
 
         Costs are infinite if memory does not suffice.
         """
@@ -242,9 +244,10 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. In the second, all devices
-        share the work of the column-wise tables evenly. The first is higher if a single shard costs or sends more than
-        an even share, because some device must have that shard.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
+        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
+        also considers that some device has the most expensive shard, and some device has the widest shard. So the first
+        estimate is higher if one of these shards exceeds the even share of a device.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -270,9 +273,9 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the estimated costs (B, Q) ms of plans whose devices all do the same work, for B choices of sharding
-        types and Q ways to split the column-wise tables. On every device, these tables take `cost_ms` (B, Q) of compute
-        time, and have `columns` (B, Q) columns that the device sends for each sample.
+        """Return the estimated costs (B, Q) ms of plans for B choices of sharding types and Q ways to split the
+        column-wise tables. In these plans, all devices do the same work. On every device, the column-wise tables take
+        `cost_ms` (B, Q) of compute time, and the device sends `columns` (B, Q) columns of these tables for each sample.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
@@ -322,8 +325,9 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return three arrays for B choices of sharding types: the kernels, the amounts of work (such as lookups) and
-        the input bytes of a device. The arrays are zeros if no part of a step depends on these numbers.
+        """Return three arrays for B choices of sharding types, with numbers of one device: the kernels of each kind of
+        kernel call, the amounts of work (such as lookups), and the bytes of indices and lengths that the device
+        receives. The arrays are zeros if no part of a step depends on these numbers.
         """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
@@ -351,20 +355,20 @@ class PerDeviceCost(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Return the time of a kernel call, (B, ...) ms. The head of the compute model computes this time from the sum of
-    the vectors of the tables in the call, (B, ..., H). The time is 0 if the call has no tables (`called` (B,) is the
-    number of tables).
+    """Return the time of a kernel call, (B, ...) ms. `sums` (B, ..., H) has the sum of the vectors of the tables in the
+    call, and `head` is the part of the compute model that turns this sum into a time. The time is 0 if the number of
+    tables in the call, `called` (B,), is 0.
     """
     cost = head(sums.astype(np.float32))
     return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return a mask (B, Q) of the ways to split the column-wise tables, for each of B choices of sharding types. The
-    mask is True if the cost of the way, in `cost_ms`, is finite, and no other way is at least as good in both the cost
-    and the columns that a device sends.
+    """Return a mask (B, Q) for B choices of sharding types and Q ways to split the column-wise tables. The mask is True
+    for the ways that no other way beats. Way a beats way b if way a neither costs more (`cost_ms`) nor lets a device
+    send more `columns`. The mask is False for ways with an infinite cost.
 
-    Of equal cuts, the first is kept.
+    Of equal ways, only the first is True.
     """
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)

@@ -66,8 +66,9 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Return the fewest bytes of each table over all sharding types that the table may have, and over several tier
-        assignments; each entry of `tiers` has a tier assignment for every table, (T,).
+        """Return the fewest bytes that each table takes with any of several sharding types and tier assignments. These
+        are all sharding types that the table may have, and the tier assignments in `tiers`. Each entry of `tiers` has a
+        tier assignment for every table, (T,).
 
         Only kernel `calls` count; a table without any of these calls counts 0.
         """
@@ -152,8 +153,8 @@ def _check_each(task: Task, allowed: BoolArray) -> None:
 
 
 def _fits_otherwise(task: Task, tables: IntArray, allowed: BoolArray) -> BoolArray:
-    """Return a mask of `tables` (t,): True if the table, in an allowed sharding type other than column_wise, fits in
-    the memory of devices without other tables.
+    """Return a mask of `tables` (t,): True if the table fits in device memory with an allowed sharding type other than
+    column_wise. The devices are assumed to have no other tables.
     """
     devices, memory = task.topology.num_devices, int(device_memory(task).max())
     fits = np.zeros(len(tables), dtype=np.bool_)

@@ -58,8 +58,8 @@ def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], mos
 
 def _changed_columns(plan: Plan, simulator: Simulator, extra_ms: float) -> Iterator[Plan]:
     """Yield plans that are simpler than `plan`, because column-wise shards are merged; finally yield `plan` itself. The
-    first of the plans has the most free memory on the fullest device, and each later plan has less. Each costs at most
-    `extra_ms` more than `plan`.
+    simpler plans are in order of the free memory on the fullest device, and the plan with the most free memory comes
+    first. Each plan costs at most `extra_ms` more than `plan`.
     """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):

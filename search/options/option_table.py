@@ -98,7 +98,9 @@ class OptionTable:
 
     @cached_property
     def space(self) -> CostedSpace | None:
-        """The search space of the tables that may be column-wise, with costs; None if no table may be column-wise."""
+        """The search space of the tables that may be column-wise: all possible shards of these tables, with predicted
+        costs. None if no table may be column-wise.
+        """
         if self._uncosted is None:
             return None
         return CostedSpace.costed(self._uncosted, self.simulator, self.simulator.compute_for(self.task))
@@ -164,9 +166,10 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,) of sharding
-        types. A quick plan places the column-wise tables on top of this load. The compute time of each device also
-        includes the parts of a step other than kernels and exchanges.
+        """Return the load (compute time, traffic and memory on each device) of the tables that are row-wise or
+        data-parallel in the choice `types` (T,) of sharding types. A quick plan places the column-wise tables in
+        addition to this load. The compute time of each device also includes the parts of a step other than kernels and
+        exchanges.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -204,8 +207,8 @@ class OptionTable:
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
     def _tried(self, tries: int) -> list["Choice"]:
-        """Make quick plans for about `tries` promising choices of sharding types; return these
-        choices with their costs.
+        """Make quick plans for about `tries` promising choices of sharding types, and return these choices with their
+        costs. In a quick plan, a fast method places the column-wise tables.
 
         The first are ends of local searches, the cheapest first, until the next end is estimated to cost more than the
         best quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends
@@ -226,8 +229,9 @@ class OptionTable:
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
-            """Improve the choice `best` step by step, each time by the change with the cheapest quick plan, until no
-            change helps or `most` choices were tried; return the last choice.
+            """Improve the choice `best` step by step, and return the last choice. Each step changes the sharding type
+            of one table, by the change that leads to the cheapest quick plan. The steps end if no change makes the
+            quick plan cheaper, or if `most` choices have been tried in all.
             """
             while len(tried) < most:
                 others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
@@ -258,16 +262,16 @@ class OptionTable:
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Return choices of sharding types with two costs each: the cost of a quick plan in ms, and an estimated cost.
-        `tried` has the sharding types (T,) and the cost of the quick plan of each choice; the estimated costs are
-        computed here.
+        """Return a `Choice` for each entry of `tried`. An entry has the sharding types (T,) of a choice, and the cost
+        of the quick plan in ms. The estimated cost of each choice is computed here.
         """
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
         return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]
 
     def search_choices(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
-        """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost; return the
-        choices (T,) after 0, 1, 2, ... steps.
+        """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost or the
+        maximum number of steps is reached. Return the list of choices: `first`, and then the choice (T,) after each
+        step.
 
         Tables that are kept together change as one.
 
@@ -279,8 +283,8 @@ class OptionTable:
 
     @property
     def least_ms(self) -> float:
-        """The lowest estimated cost of a promising choice of sharding types, in ms, if devices share the work of the
-        column-wise tables evenly.
+        """The lowest estimated cost of any promising choice of sharding types, in ms. The estimate assumes that all
+        devices share the work of the column-wise tables evenly.
         """
         return float(self.estimates.costs(TypeChoices(self.candidates))[1].min())
 
@@ -353,12 +357,11 @@ class OptionTable:
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return the choice of sharding types with the lowest estimated cost, (1, T), among several choices: in each,
-        the 1, 2, 4, ... most expensive tables change to the sharding type `form`. Return an empty array, (0, T), if
-        there is no such choice.
+        """Return the choice with the lowest estimated cost, (1, T), among several choices of sharding types. These
+        choices change the 1, 2, 4, ... most expensive tables of the first choice to the sharding type `form`. Return an
+        empty array, (0, T), if there are no such choices.
 
-        Choices that change the 1, 2, 4, ... most expensive tables of the first choice are compared by estimates.
-        For data_parallel the tables are ranked by cost per byte.
+        For data_parallel, the tables with the highest cost per byte count as the most expensive tables.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
@@ -401,8 +404,8 @@ class OptionTable:
         return nested[:, self.leaders]
 
     def fewer_column_wise(self) -> Iterator[IntArray]:
-        """Yield choices of sharding types (T,) with fewer and fewer column-wise tables; the tables that save the most
-        bytes if they are not column-wise change first.
+        """Yield choices of sharding types (T,), each with fewer column-wise tables than the choice before. Tables
+        change in the order of the bytes that they save if they are not column-wise, the largest saving first.
 
         Tables that are kept together change as one.
         """
@@ -436,7 +439,8 @@ class OptionTable:
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
     def shortage(self, error: UserError) -> UserError:
-        """Return the error to raise if no plan was found: an error that names the memory that is too small, or `error`.
+        """Return the error to raise if no plan was found: either an error about memory that is too small, or the given
+        `error`.
 
         If all tables may be column-wise, the error may name the memory that column-wise tables lack; otherwise the
         error is `error`.

@@ -84,14 +84,15 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return two arrays for the plan `widths` (I, D): the K possible steps that move a shard away from the fullest
-        device, one step per row, (K, 5); and for each step, the share of memory in use on the device that is the
-        fullest after the step, (K,).
+        """Return the K possible steps that move a shard away from the fullest device of the plan `widths` (I, D). The
+        fullest device has the highest share of memory in use. The result has two arrays. The first array, (K, 5), has
+        one step per row. The second array, (K,), has the share of memory in use on the fullest device after each step
+        alone.
 
-        A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
-        its devices are less full than the fullest device is before; steps after which they are least full come first.
-        There are no steps if devices are about equally full. The fullness is the share of memory in use on the device
-        that is the fullest after the step.
+        A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both
+        devices of the step are less full than the fullest device was before. The steps are sorted by the share of
+        memory in use on the fuller of these two devices after the step, the lowest share first. There are no steps if
+        devices are about equally full.
         """
         size_bytes = self.space.shards.size_bytes[self.space.shards.first[:, None] + widths]  # (I, D)
         used = self.space.fixed.size_bytes + size_bytes.sum(axis=0)

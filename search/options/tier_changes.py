@@ -53,8 +53,8 @@ def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ..
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if the plan fits in device memory even by the bytes that a search counts. A search counts more bytes
-    than a cached table takes, if wider tables may share the cache of the table.
+    """Return True if the plan fits in device memory by the count of bytes that searches use. For a cached table, a
+    search counts more bytes than the table takes, if wider tables may share the cache of the table.
     """
     if not len(of_mixed_widths(plan.task, shared_caches(plan.task))):
         return True
@@ -117,8 +117,8 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
 
 def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Return the plan with a uniform tier on each device where this lowers the cost of the plan: all tables of the
-    device that may have a certain tier get this tier. Tables that are also on other devices keep their tiers.
+    """Give all tables on a device the same tier, wherever this lowers the cost of the plan, and return the new plan.
+    Tables that may not have this tier, and tables that are also on other devices, keep the tiers that they have.
 
     A device makes a kernel call for every tier in use, and a call has a cost of its own.
     """

@@ -39,8 +39,8 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
 
 
 def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
-    """Return one variant, in a list, with every table in host memory that may be there; an empty
-    list if hosts lack room.
+    """Return a list with one variant of the task. In this variant, all tables that may be in host memory without a
+    cache are there. Return an empty list if there are no such tables, or if the hosts lack room.
 
     With all these tables in host memory, devices make the fewest kernel calls.
     """
@@ -81,8 +81,8 @@ def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[T
 
 
 class _NarrowCaches(NamedTuple):
-    """A way to limit the widths of caches, each of which is as wide as its widest table. Either wide tables are split
-    into shards, or tables of different widths are placed on different devices.
+    """A way to limit the widths of caches. A cache is as wide as the widest table in the cache. So a way either splits
+    wide tables into shards, or places tables of different widths on different devices.
 
     Attributes:
         widths: (T,) columns of the cache row that each table is charged for if it is cached.
@@ -95,9 +95,9 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Return the task, whose tiers are fixed, with further rules that limit the widths of caches: the rules split
-        wide cached tables into shards, or place tables of different widths on different devices. Return None if these
-        rules contradict other rules.
+        """Return the task with further rules that limit the widths of caches. The rules split wide cached tables into
+        shards, or place tables of different widths on different devices. The tiers of the given task are already fixed.
+        Return None if the new rules contradict other rules of the task.
         """
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
@@ -107,8 +107,8 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield the ways to limit the widths of caches in the task `every`. In this task, all tables that may be cached are
-    cached. Some ways split wide tables; other ways place tables of different widths on different devices.
+    """Yield several ways to limit the widths of caches. A way either splits wide tables into narrower shards, or places
+    tables of different widths on different devices. In the task `every`, all tables that may be cached are cached.
 
     The tables `mixed` (n,) share caches with tables of other widths.
     """
@@ -127,8 +127,8 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """The bytes and the costs of each table in each tier, if the widths of caches are limited in one way: either wide
-    tables are split into shards, or tables of different widths are placed on different devices.
+    """The bytes and the costs of each table in each tier, for one way to limit the widths of caches. The way either
+    splits wide tables into shards, or places tables of different widths on different devices.
     """
 
     way: _NarrowCaches
@@ -165,8 +165,9 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
-        """Return the cheapest choice of tiers for each way in `some` to limit the widths of caches, in order of cost.
-        The tables fill at most the fraction `share` of device memory. Ways without a choice that fits are left out.
+        """Return the cheapest choice of tiers for each entry of `some`, in order of cost. An entry has the bytes and
+        costs of the tables for one way to limit the widths of caches. The tables fill at most the fraction `share` of
+        device memory. Entries without a choice that fits are left out.
         """
         choices = [charged.cheapest(total * share, hosts) for charged in some]
         return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.cost_ms)

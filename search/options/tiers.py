@@ -59,12 +59,12 @@ class TierOptions:
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
-        """Return the tier options, in which some of the tables that may be data-parallel take fewer bytes of device
-        memory. The bytes of a table become the bytes of the copies on all devices together, if these are fewer than the
-        bytes of the whole table on a single device.
+        """Return a copy of the tier options, with fewer bytes of device memory for some of the tables that may be
+        data-parallel. For such a table, the bytes of the copies on all devices together are compared with the bytes of
+        the whole table on a single device, and the smaller number counts.
 
-        Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
-        has smaller buffers.
+        `allowed` (T, F) is the mask of the sharding types that each table may have. On each device, a data-parallel
+        table is looked up only for the samples of this device, so the buffers are smaller.
         """
         size = self.device_bytes.copy()
         for table in np.flatnonzero(allowed[:, FORMS.index(DATA_PARALLEL_LAYOUT.form)]).tolist():
@@ -117,8 +117,8 @@ class TierOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return a tier option for each table, (T,), so that the tables with the most host bytes are on devices first;
-        None if the tables do not fit that way.
+        """Return a tier option for each table, (T,). Tables get device memory in the order of the host memory that this
+        saves, the largest saving first. Return None if the tables do not fit in memory in this way.
 
         A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
         """
@@ -189,8 +189,8 @@ class TierOptions:
 
 
 def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: int) -> InfeasibleError | None:
-    """Return the error that names the memory that is too small (of devices, of hosts, or both together); None if none
-    of these sums proves a shortage.
+    """Return the error that names the memory that is too small: the memory of the devices, the memory of the hosts, or
+    both memories together. Return None if the given sums of bytes do not prove that memory is too small.
 
     Args:
         task: the tables, the devices and the hosts.
@@ -234,8 +234,8 @@ def _memory_of(task: Task) -> str:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Return the indices of the options on the lower convex hull of cost over size, from the
-    smallest option to the cheapest.
+    """Return the indices of the options on the lower convex hull of the points (size, cost). The indices are in order
+    of size, from the smallest option to the cheapest option.
     """
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []

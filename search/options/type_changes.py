@@ -39,8 +39,8 @@ class TypeChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
-        """Return the sharding types to which tables of the plan `start` may change, if the kernel calls of these types
-        are in `calls`; None if no table may change.
+        """Return the plan `start` together with the sharding types to which the tables of the plan may change. A table
+        may only change to a sharding type with a kernel call in `calls`. Return None if no table may change.
 
         The plan must keep its limits.
         """
@@ -55,8 +55,8 @@ class TypeChanges:
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
-        """Return the plan after the changes of sharding types that are estimated to lower the cost most; the changes
-        move at most `most_bytes` to devices.
+        """Change the sharding types of tables so that the estimated cost of the plan falls, and return the new plan.
+        The changes move at most `most_bytes` bytes of weights and optimizer state to devices.
 
         If `most_bytes` is None, there is no limit. Tables that become column-wise are whole. The plan itself is
         returned if nothing helps, or if no changed plan keeps the task's limits.
@@ -101,8 +101,8 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return the sharding types of all tables, (T,), after the tables `tables` of the starting plan, and all tables
-        that are kept together with these tables, become column-wise.
+        """Return the sharding types of all tables, (T,), after some tables of the starting plan become column-wise.
+        These are the given `tables`, and all tables that are kept together with one of the given tables.
         """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 

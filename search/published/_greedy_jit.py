@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """The bytes, sent units (4 columns) and least score that each of S shards adds to a device without its item.
+    """The bytes, units (4 columns) and score that each of S shards adds to a device without shards of the same item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return the bytes, sent units and least scores that shards add to empty devices; `placed` (S, 2): item, width."""
+    """Return bytes, units and scores that shards add to empty devices; `placed` (S, 2) has items and widths."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -60,14 +60,14 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Fill `least` (S,): entry s is the least of `sends` (S,), in units of 4 columns, over shard s and later shards."""
+    """Set each `least[s]` to the minimum of `sends[s:]`, the units of 4 columns that shard s and later shards send."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return the mask (I,) of items (tables) with several shards in `placed` (S, 2), or kept apart from other items.
+    """Return a mask (I,): True for items with several shards in `placed` (S, 2), and for items kept apart from others.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """
@@ -98,7 +98,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     shards: ShardTable,
     device_score: DeviceScore,
 ) -> None:
-    """Fill `outcome`: place P column splits (S shards each) greedily on D devices, under each of M caps on traffic.
+    """Place P column splits (S shards each) greedily on D devices under each of M caps on traffic, and fill `outcome`.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.

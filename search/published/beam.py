@@ -8,7 +8,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable, fewest_sh
 
 
 def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_splits: int) -> PlacedSplits:
-    """Return the cheapest plan among all column splits that the search places; among equal costs, the first plan.
+    """Return the cheapest of all column splits that the search tries, with a placement; among equals, the earliest.
 
     Args:
         grid: places column splits on devices.
@@ -49,6 +49,6 @@ def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArr
 
 
 def _rank(shards: ShardTable, placed: PlacedSplits) -> tuple[float, int]:
-    """Return a sort key of a plan: the cost, then the bytes of the largest shard (0 if the plan fits in memory)."""
+    """Return a sort key: plans are sorted by cost, and plans that do not fit by the bytes of the largest shard."""
     fits = placed.cost_ms < float("inf")
     return placed.cost_ms, 0 if fits else int(shards.size_bytes[placed.splits].max())

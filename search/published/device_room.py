@@ -47,7 +47,7 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if a device may have a shard, and has room for its `takes` bytes and `sends` sent units (4 columns).
+    """Return True if a device has room for a shard (`takes` bytes, `sends` units of 4 columns) and the rules allow it.
 
     The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
     that needs several devices must be on different devices.

@@ -56,9 +56,9 @@ class PlacementProblem:
 @dataclass(frozen=True)
 @checked
 class GridSettings:
-    """Caps on the columns that a device sends per sample: `points` caps, up to `max_factor` times the mean of devices.
+    """The caps that greedy placement tries: `points` upper limits on the columns that a device sends for each sample.
 
-    Without any (0 points) shards are placed by compute cost alone.
+    The caps go from the mean over devices to max_factor times the mean; with 0 points, only compute cost counts.
 
     Attributes:
         points: number of upper limits on the columns per device that greedy placement tries, from the mean over devices
@@ -125,7 +125,7 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place the splits of `placed` again, scored by all entries of vectors; return the cheaper placement."""
+        """Place the column splits of `placed` again, scored by whole vectors; return the cheaper of both placements."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -195,7 +195,7 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) of the shard table in order of placement: items bound by rules, then by falling cost."""
+    """Return all rows (N,) of the shard table in order of placement: `confined` items first, then by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
@@ -214,7 +214,7 @@ def _above_least(fixed_ms: FloatArray) -> FloatArray:
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score with only the vector entries that raise all scores equally; None if no entry does."""
+    """Return shards and a score that counts only the vector entries of `always_added`; None if there are none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -70,7 +70,7 @@ class PlacementRules(NamedTuple):
 
     @property
     def confined(self) -> BoolArray:
-        """A mask (I,): True for items that rules keep off a device or apart from an item; search places them first."""
+        """A mask (I,): True for items that rules bar from some device, or from sharing a device with another item."""
         confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
         return confined
 
@@ -147,9 +147,9 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that raise any device's score equally, and the rise by each shard, (N,).
-
-    The bias of these entries is at least 0, and so is their value in every vector.
+    """Return a mask (H,) of the vector entries that raise the score of every device by the same amount. Also return the
+    amount by which all these entries of a shard's vector together raise the score, for each shard, (N,). The bias of
+    these entries is at least 0, and so is their value in every vector.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]
@@ -157,9 +157,9 @@ def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, F
 
 
 def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
-    """Return a lower bound of the score that each vector (N, H) adds, (N,); minus infinity if there is no bound.
+    """Return a lower bound of the amount by which each shard raises the score of a device, (N,).
 
-    If every entry of every vector raises the score, no part of a sum falls, and the entries of `always_added` count.
+    The bounds are those of `always_added`, or all minus infinity if an entry in `vectors` (N, H) may lower a score.
     """
     if (vectors * head.weight < 0).any():
         return np.full(len(vectors), -np.inf)
@@ -167,7 +167,7 @@ def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
 
 
 def fewest_shards(shards: ShardTable) -> IntArray:
-    """Return the column splits (S,) with the fewest shards that rules and kernels allow, of about equal widths."""
+    """Return column splits (S,) of all items into the fewest shards that rules and kernels allow, of similar width."""
     parts = -(-shards.full_width * DIM_MULTIPLE // MAX_SHARD_DIM)
     return evenly_split(shards, np.clip(parts, shards.rules.min_shards, most_shards(shards)))
 

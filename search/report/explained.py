@@ -35,7 +35,9 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
 
 
 def titled(section: Section, name: str) -> Section:
-    """Return the section with the name of a plan put in front of its title; an empty name changes nothing."""
+    """Return a copy of the section with the name of a plan in front of the title. If the name is empty, the title stays
+    the same.
+    """
     title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
     return replace(section, title=title)
 
@@ -166,8 +168,8 @@ def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield a section for each column in the table of devices that is a sum of several parts, with a table of these
-    parts.
+    """Yield sections with details of the table of devices. For each column of this table that is a sum of several parts
+    of the cost, one section has the time of every part on every device.
     """
     order = _order(explanation)
     for name, parts in _by_first_word(explanation.cost).items():

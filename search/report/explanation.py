@@ -91,8 +91,8 @@ class Explanation:
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Return the explanation of a plan. Heuristics find plans to compare with; in these plans,
-    every table keeps its tier.
+    """Return the explanation of a plan. For comparison, the explanation has the costs of plans that heuristics find for
+    the same task; the heuristics keep each table in the memory tier that the table has in the explained plan.
 
     Raises:
         UserError: the cost models do not support the plan's task.

@@ -53,8 +53,8 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Return a different name for each of several runs of one method on the same tasks, as a dict from the path of the
-    run to the name.
+    """Return a name for each run in a group of runs of one method on the same tasks, as a dict from the path of the run
+    to the name. All names in the group are different.
     """
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
@@ -115,8 +115,9 @@ class _TrainingRow:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Three tables: one row for each task of every search, one row for each plan of every evaluation,
-    and one row for each round of every training.
+    """The results of searches, evaluations and trainings in three tables. The table `searched` has a row for each task
+    of every search, `measured` has a row for each plan of every evaluation, and `learned` has a row for each round of
+    every training.
 
     Attributes:
         searched: tasks (a description), method, setting and value (in a sweep over a number; otherwise None and NaN),
@@ -210,9 +211,8 @@ def _unless_nan(value: object) -> object:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Read the search run in a directory. Return two values: a digest that identifies the tasks of the run, and the
-    run. If the dict `sets`, which has a description of the tasks for each digest, lacks this digest, add the
-    description.
+    """Read the search run in a directory. Return a pair: a digest that identifies the tasks of the run, and the run.
+    The dict `sets` has a description of the tasks for each digest; if the digest is not in `sets`, add the description.
     """
     _need_files(folder, "results.parquet", "tasks.json")
     run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
@@ -222,8 +222,9 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Return each of the search runs with a description of its tasks. In `searches`, each run comes with a digest that
-    identifies its tasks; the dict `sets` has the description for each digest.
+    """Return a pair for each search run: a description of the tasks of the run, and the run. In the given pairs
+    `searches`, each run comes with a digest that identifies the tasks; the dict `sets` has the description for each
+    digest.
 
     Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
     description names the models, because costs can be compared only within one set of models.

@@ -43,7 +43,7 @@ def _is_number(text: str) -> bool:
 
 
 def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return a table of texts as a data frame, given the texts of each column by the title of the column.
+    """Return a data frame of texts; `columns` has the texts of each column by the title of the column.
 
     The cells are objects, because Arrow refuses some characters.
     """

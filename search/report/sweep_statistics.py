@@ -90,8 +90,8 @@ def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """Return a mask of the rows, (n,): True for searches in a sweep,
-    in which the same setting has two or more values on the same tasks.
+    """Return a mask of the rows of `searched`, (n,): True if the search in the row is part of a sweep. In a sweep,
+    searches on the same tasks have two or more different values of the same setting.
     """
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)

@@ -93,7 +93,7 @@ def _is_inside(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Facts:
-    """The fields that are read again from the `run.json` of a search."""
+    """The fields that `SearchRun.load` reads from the file `run.json` of a search."""
 
     searcher: Name
     model: ModelChoice
@@ -157,8 +157,8 @@ class SearchRun:
 
     @staticmethod
     def record_parts(path: Path) -> Parts[SearchRecord]:
-        """Return the records in the directory of a run, by number of the task.
-        A record is written as soon as the task is done.
+        """Return the store of the records in the directory of a run. The store has one file for each task; a search
+        writes the file of a task as soon as the task is done.
         """
         return Parts(path / "records", json_codec("task", SearchRecord, SEARCHED_AGAIN), _of_another)
 

@@ -161,17 +161,20 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Predict the costs of B plans, (B,) ms, with a separate head that sees only the vectors of the devices."""
+        """Predict the costs of B plans, (B,) ms, from the vectors of the devices. The network has a separate head (a
+        small network at its end) for these costs. The argument `parts` is not used.
+        """
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Predict the compute time of every item, (B, I) ms, as if the item were alone on the only device."""
+        """Predict the compute time of every item, (B, I) ms, for a plan with one device that has only this item."""
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict the costs of the placements `held` (B, I, D), with gradients. Return two tensors, both in multiples
-        of `scale_ms`: the P parts of the cost of each device, (B, D, P), and the cost of each plan, (B,).
+        """Predict the costs of B placements, with gradients; `held` (B, I, D) is True if an item is on a device. Return
+        two tensors, both in multiples of `scale_ms`: the P parts of the cost of each device, (B, D, P), and the cost of
+        each plan, (B,).
         """
         encoded = batch.encode(self.encoder)
         vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)

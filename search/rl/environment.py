@@ -43,8 +43,9 @@ class Environment:
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
-        """Prepare the placement of a batch; `order` (B, I) are the item numbers in the order of placement,
-        and None stands for descending predicted cost.
+        """Prepare to place the items of a batch of tasks. The argument `order` (B, I) has the numbers of the items in
+        the order of placement. If `order` is None, the items of each task are placed by descending compute time, as
+        predicted for each item alone on a device.
         """
         self.batch = batch
         self.costs = costs
@@ -79,8 +80,9 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the cost of each device, (B, D, P), without a unit: each part is divided by the mean
-        compute time per device, which is the sum of the compute times of all items alone, divided by D.
+        """Predict the parts of the cost of each device, (B, D, P), as multiples of an equal share of the compute time.
+        The equal share of a task is the sum of the predicted compute times of all items, each alone on a device,
+        divided by D.
         """
         return self.parts(state) / self._share_ms[:, None, None]
 

@@ -36,8 +36,8 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the loss of the policy minus the entropy bonus, a scalar; the batch has each
-        task `times` times in a row.
+        """Return the loss of the policy minus the entropy bonus, a scalar. Every task occurs `times` times in a row in
+        the batch, and so has `times` episodes.
         """
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
@@ -52,8 +52,8 @@ class Reinforce:
 @dataclass(frozen=True)
 @checked
 class ActorCritic:
-    """Training by advantage actor-critic; the reward is the balance of the final compute costs,
-    minimum / maximum over devices (AutoShard, section 4).
+    """Training by advantage actor-critic, as in AutoShard (section 4). The reward is the balance of the final plan: the
+    shortest compute time of all devices, divided by the longest compute time.
 
     Attributes:
         entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
@@ -84,7 +84,9 @@ Algorithm = Reinforce | ActorCritic  # turns episodes into a loss; dead episodes
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """Places items in random order during training, to show how much the order in the papers contributes."""
+    """Places items in random order during training, instead of the most expensive items first as in the papers. A
+    comparison with the order of the papers shows how much this order contributes.
+    """
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
         """Return random orders of item numbers, (B, I), drawn independently for every task."""
@@ -188,8 +190,8 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Let the policy draw placements, and return the placements with their costs; a fraction of the placements is
-        cut off after some of the items.
+        """Let the policy draw placements at random, and return the placements with the costs that the simulator
+        predicts. Some of the placements are partial: these placements have only the items that were placed first.
         """
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
@@ -207,7 +209,9 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """Return the plan of the items placed so far, for a task that has only the tables of these items."""
+    """Return a plan of the items that are placed so far; `held` (I, D) is True if an item is on a device. The task of
+    the plan has only the tables of these items.
+    """
     space = batch.spaces[index]
     places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]
     tables = tuple(space.task.tables[table] for table, _ in places)

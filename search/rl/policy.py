@@ -46,8 +46,9 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of the items, (B, I, H), in the order `order` (B, I). The vectors of each task are scaled
-        so that the items on an average device add up to a vector with a mean of 1.
+        """Return the vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H). The vectors
+        of each task are scaled: if the sum of the vectors of all items is divided by the number of devices, the mean of
+        the entries is 1.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
@@ -85,8 +86,8 @@ class Policy(nn.Module):
 
 
 class DreamShardPolicy(Policy):
-    """DreamShard's policy (section 3.3): it scores a device by the tables and the costs of the device so far, and by
-    the table (or the tables kept together) that the policy places next.
+    """DreamShard's policy (section 3.3). The score of a device depends on the tables that are on the device so far, on
+    the predicted costs of the device, and on the item (a table, or several tables kept together) to be placed next.
 
     Representations are multiples of an equal share of all tables, so that tasks of all sizes look similar.
 

@@ -123,8 +123,9 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return two plans for the same task, so that they can be compared: the first plan is changed into a plan for the
-    task of the second plan, if this is possible. Tables may have grown between the two tasks.
+    """Return plans for the same task, so that the plans can be compared. Of two plans, the first plan is changed into a
+    plan for the task of the second plan, if this is possible; tables may have grown between the two tasks. A single
+    plan stays the same.
 
     Returns:
         The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of

@@ -118,16 +118,17 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict the costs of plans, with the overhead of a training framework such as TorchRec,
-        or without overhead. By default, the target system determines the framework. If the target system works with any
-        framework, the steps in which plans are measured determine the framework.
+        """The cost models that predict the costs of plans. The setting `framework` of the models states whether the
+        costs include the overhead of a training framework, such as TorchRec. If this setting is None, the target system
+        determines the framework; if the target system works with any framework, the overhead of the framework in which
+        plans are measured is included.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The name of the training framework whose overhead the predicted costs include if the setting `framework` is
-        None. The value None stands for costs without the overhead of a framework.
+        """The default of the setting `framework`: the name of the training framework with the overhead that predicted
+        costs include. None if, by default, predicted costs do not include the overhead of any framework.
         """
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
@@ -254,8 +255,8 @@ class Search(OutputSettings, ModelSettings):
         return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
-        """Return the warnings that predicted costs leave out a part of the training step,
-        such as framework overhead.
+        """Return a warning if the predicted costs do not include the overhead of the system that runs the training
+        steps, such as TorchRec. Return an empty tuple if there is nothing to warn about.
         """
         counts_if_known = self._usual_framework is not None and models.framework is None
         return target_named(self.target).cost_warnings(models) or (
@@ -385,8 +386,9 @@ class SearchResult:
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the warnings of all tasks as texts. If several tasks have warnings about the same subject, only the
-        first of these is shown in full. Warnings that repeat a caveat of the costs are left out.
+        """Yield the warnings of all tasks as texts. Of several warnings about the same subject, only the first warning
+        is shown, followed by the number of further tasks with such a warning. A warning that repeats the caveat of a
+        predicted cost is left out.
 
         Records store warnings as text, in which the place is the text before the first colon.
         """

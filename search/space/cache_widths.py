@@ -1,5 +1,5 @@
-"""Upper bounds of the widths of cache rows, so that a search can count the bytes of each shard alone, without regard to
-other shards in the same cache.
+"""Upper bounds of the widths of cache rows. With such a bound for each shard, a search can count the bytes of the shard
+without knowing which other shards use the same cache.
 
 A device's cache has rows as wide as the widest cached shard on it, so the bytes of a shard depend on the shards beside
 it, which no search knows in advance. Searches charge each cached shard for the widest cached shard that may come to
@@ -25,9 +25,9 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the width in columns of the cache rows, (n,), that a search assumes when it counts the bytes of n loads; a
-    load is one shard of a table. `item` (n,) is the item (a table, a pinned shard, or several tables kept together) of
-    each load.
+    """Return the width in columns of the cache rows that a search assumes for each of n loads, (n,), when it counts
+    bytes. A load is the work of one shard of a table for the kernels of a device. The item (a table, a pinned shard, or
+    several tables kept together) to which each load belongs is in `item` (n,).
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
     all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
@@ -73,8 +73,8 @@ def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArr
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if the bytes that a search counts for some item are an upper bound and not exact. This is the case if
-    wider cached tables may share a cache with the item, because the search counts the wider cache.
+    """Return True if a search may count more bytes for some item than the item takes. This is the case if wider cached
+    tables may share a cache with the item, because the search then counts cache rows of the greater width.
     """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])

@@ -109,8 +109,8 @@ class CostedSpace(SearchSpace):
 
     @property
     def whole_on_one(self) -> IntArray:
-        """The widths (I, D) of the plan with the least work in all, in units of 4 columns: every item is whole, and all
-        items are on the first device. The plan may break limits.
+        """The plan in which every item is whole, and all items are on the first device, as widths (I, D) in units of 4
+        columns. The total work of all devices is the least in this plan. The plan may break limits.
         """
         widths = np.zeros((self.shards.num_items, self.task.topology.num_devices), dtype=np.int64)
         widths[:, 0] = self.shards.full_width

@@ -75,9 +75,9 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return the constraint that the shards on each device fit in the memory of the device, for a linear solver with n
-    unknowns. The constraint is a triple: a matrix (D, n), whose products with the unknowns are the memory in use on the
-    D devices; the lower limit of all products; and the upper limit of each product, (D,).
+    """Return a linear constraint for a solver with n unknowns: the shards on each device must fit in the memory of the
+    device. The constraint is a triple: a matrix (D, n), which multiplied by the unknowns gives the used memory of each
+    device; the lower limit of the used memory, the same for all devices; and the upper limit for each device, (D,).
     """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])

@@ -62,8 +62,8 @@ class FixedLoad:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "FixedLoad":
-        """Return a fixed load of zero: no table is placed yet. A search is to place all tables column-wise, or only the
-        tables with the indices `tables` (t,).
+        """Return a fixed load without tables, which takes no memory, compute time or traffic on any device. The indices
+        in `tables` (t,) are the tables that a search is to place column-wise; None stands for all tables of the task.
         """
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
@@ -72,8 +72,8 @@ class FixedLoad:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "FixedLoad":
-        """Return the fixed load of the placements in `others`, with compute times by `model`; all tables that are not
-        in `others` are to be placed column-wise.
+        """Return the fixed load of the placements in `others`, with the compute times that `model` predicts. All tables
+        of the task that have no placement in `others` are to be placed column-wise.
 
         Raises:
             InfeasibleError: the placements take more memory than there is.
@@ -110,8 +110,9 @@ class FixedLoad:
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """Return the traffic of n plans, including this load; `units` (n, D) are the units of 4 columns that each
-        device sends for the column-wise tables.
+        """Return the traffic of n plans: the traffic of this load, plus the traffic of the column-wise tables. The
+        array `units` (n, D) has the units of 4 columns that each device sends for the column-wise tables, for each
+        sample.
         """
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.sent_bytes.any():

@@ -53,8 +53,8 @@ def check_whole(space: SearchSpace, method: str) -> None:
 def no_room(
     space: SearchSpace, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
 ) -> InfeasibleError:
-    """Return the error that the searcher `method` finds no device with room for a shard of the item `index`. The shard
-    is `width` units of 4 columns wide.
+    """Return the error to raise if the searcher `method` finds no device with room for a shard of the item `index`. The
+    shard is `width` units of 4 columns wide.
 
     `free_bytes` (n,) is the free memory of each device that may hold the shard; it is empty if no device may.
     """
@@ -93,7 +93,7 @@ def memory_in_all(memory: IntArray) -> str:
 
 
 def check_total(space: SearchSpace) -> None:
-    """Raise InfeasibleError if the bytes alone prove that the column-wise tables do not fit.
+    """Raise InfeasibleError if sums of bytes are enough to prove that the column-wise tables do not fit in memory.
 
     The proof is that all items together, or one item in its narrowest shards, take too many bytes. The error names an
     amount of memory that suffices, if there is one.
@@ -116,9 +116,9 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error that an item (a table, a pinned shard, or several tables kept together) fits on no device, even
-    if the item is split into the narrowest shards that the rules allow. `tight` (n,) are the items for which this is
-    true, and the error names the largest of them.
+    """Return the error to raise if some items (tables, pinned shards, or tables kept together) fit on no device, even
+    if these items are split into the narrowest shards that the rules allow. The numbers of these items are `tight`
+    (n,). The error names the item with the largest of these shards.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])

@@ -25,8 +25,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return a value for `topology.memory_bytes` with which each device has at least `factor` times as much memory for
-    shards as now.
+    """Return a value for `topology.memory_bytes`: with this value, the memory for shards on each device is at least
+    `factor` times the present memory for shards.
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.
@@ -46,8 +46,8 @@ def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
 
 
 def memory_that_does(space: SearchSpace) -> str | None:
-    """Return a value of `topology.memory_bytes` with which a packing of the items was found, as text; None if no value
-    was found.
+    """Return, as text, a value for `topology.memory_bytes` that gives the devices enough memory: with this value, a
+    packing of the items was found. Return None if no such value was found.
     """
     memory = np.maximum(space.free_bytes, 1)
     factor = smallest_factor(space, memory)

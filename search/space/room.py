@@ -12,8 +12,8 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 @jit
 def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask of devices, (D,): True if the rules allow a shard of an item (a table, a pinned shard, or several
-    tables kept together) on the device, in addition to the shards `widths` (I, D) that are placed already.
+    """Return a mask of devices, (D,): True if the rules allow a shard of an item on the device. An item is a table, a
+    pinned shard, or several tables kept together. The shards `widths` (I, D) are on the devices already.
     """
     may: BoolArray = np.zeros(widths.shape[1], np.bool_)
     for device in range(len(may)):

@@ -114,8 +114,9 @@ class SearchSpace:
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return a plan with the row-wise and data-parallel tables of the fixed load, and with the items placed as
-        `widths` (I, D) states: the units of 4 columns of each item on each device.
+        """Return a plan that joins two groups of tables. The row-wise and data-parallel tables are placed as in the
+        fixed load. The column-wise tables are placed as in `widths` (I, D): the units of 4 columns of each item that
+        each device has.
         """
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
@@ -167,8 +168,8 @@ class SearchSpace:
         return moved
 
     def device_loads(self, widths: IntArray) -> LoadSets:
-        """Return D sets of loads, one set with the shards on each device. On each device, the shard of each item has
-        `widths` (I, D) units of 4 columns.
+        """Return D sets of loads, one set for each device. A load is the work of a shard for the kernels of the device.
+        The shards are given by `widths` (I, D): the units of 4 columns of each item that each device has.
         """
         device, item = widths.T.nonzero()
         sets = _shard_loads(self.task, self.items, item, widths[item, device])
@@ -196,9 +197,9 @@ def _rounded(units: FloatArray) -> FloatArray:
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return two values for all shards in a shard table except the empty shards: for each of n loads, the row of the
-    shard table to which the load belongs, (n,); and the n loads. A shard has one load, or several loads if it has
-    several tables or is too wide for the kernels.
+    """Return the loads of all shards in a shard table, except the empty shards. A load is the work of a shard for the
+    kernels of a device; a shard has several loads if it has several tables or is too wide for the kernels. Return two
+    values: the row of the shard table to which each of the n loads belongs, (n,), and the n loads.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -210,11 +211,11 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return n sets of loads, which are the loads of n shards. A set has one load, or several loads if the shard has
-    several tables or is too wide for the kernels. `item` (n,) is the item of each shard, and `units` (n,) is the width
-    of each shard in units of 4 columns.
+    """Return the loads of n shards, as one set of loads for each shard. A load is the work of a shard for the kernels
+    of a device; a set has several loads if the shard has several tables or is too wide for the kernels. Each shard
+    belongs to the item `item` (n,), and is `units` (n,) units of 4 columns wide.
 
-    A shard wider than kernels take is several loads. A shard of tables that are kept together has all their columns.
+    A shard of tables that are kept together always has all columns of these tables.
     """
     table = np.array([table for tables in items for table, _ in tables])
     whole = LoadSets(task.loads.take(table), np.array([len(tables) for tables in items]))
@@ -242,8 +243,8 @@ class _Item(NamedTuple):
 
 
 def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
-    """Return the rules of all items as arrays. An item may not be on devices where the fixed load has a table that the
-    constraints keep apart from the item.
+    """Return the rules of all items as arrays. The rules also consider the fixed load: an item may not be on a device
+    that already has a table of the fixed load, if the constraints keep this table apart from the item.
     """
     allowed = np.zeros((len(items), fixed.task.topology.num_devices), dtype=np.bool_)
     for index, item in enumerate(items):
@@ -263,8 +264,8 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if
-    a shard fits on a device.
+    """Return a different device for each of n shards, as (shard, device) pairs. As many shards as possible have a
+    device on which the shard fits; `fits` (n, D) is True if a shard fits on a device.
     """
     if not len(fits):
         return []

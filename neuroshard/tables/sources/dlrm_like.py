@@ -89,7 +89,9 @@ def dlrm_like(
 
 
 def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
-    """Draw a quantile level for the pooling factor, the rows and the Zipf exponent of each table; return (count, 3).
+    """Draw three random quantile levels for each of `count` tables, and return the levels, (count, 3).
+    A quantile level is a number between 0 and 1. The three columns are for the pooling factor, the number of rows and
+    the Zipf exponent of the table.
 
     Each column has every level (i + 0.5) / count once. The first two columns are correlated by `_CORRELATION`.
     """
@@ -101,8 +103,9 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Return the quantiles of a distribution at the given `levels`, which are between 0 and 1. `curve` has some levels
-    and the quantiles at these levels. Between these levels, the logarithm of the quantile is interpolated linearly.
+    """Return the quantiles of a distribution at the given `levels`, which are between 0 and 1.
+    `curve` describes the distribution by two arrays: some levels, and the quantiles at these levels. Between two levels
+    of `curve`, the logarithm of the quantile is interpolated linearly.
     """
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

@@ -210,7 +210,8 @@ def _of_json(content: Any, path: Path) -> Iterator[Row]:
 
 
 def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
-    """Convert a JSON object that has a list of cells for each column to a list that has a dict of cells for each table.
+    """Convert tables in a JSON object from columns to rows, and return a list with a dict of cells for each table.
+    `columns` has, for each column name, the cells of all tables in this column.
 
     Raises:
         UserError: a column is not a list or an object, or the columns do not have cells for the same tables.

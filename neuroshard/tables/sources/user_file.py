@@ -273,8 +273,8 @@ def _truth(cell: object) -> object:
 
 
 def _checked_share(cell: object, name: str) -> object:
-    """Check that a cell in the column `name` is a number from 0 to 1, and return the cell.
-    The column has a share of the reuse histogram of each table.
+    """Check that a cell is a number from 0 to 1, and return the cell.
+    The cell is from the column `name`, which has the shares of one bin of the tables' reuse histograms.
 
     The share is checked here, because later checks see a list of shares and cannot name the column.
 

@@ -174,8 +174,8 @@ def count_batches(
 def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
-    """Yield a counter (`BatchTally`) for each global batch; all lookups of the global batch were added to the counter.
-    The last global batch may have fewer than `size` samples.
+    """Count the lookups of each global batch, and yield one counter (`BatchTally`) for each global batch.
+    A global batch has `size` samples; the last global batch may have fewer samples.
     """
     for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
@@ -201,7 +201,8 @@ def _slices(
 
 
 def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
-    """Return the number of samples in a batch; errors name the batch by the number `place`.
+    """Return the number of samples in a batch.
+    `place` is the number of the batch, which error messages contain.
 
     Raises:
         UserError: the lookups of two tables or features are for different numbers of samples.
@@ -261,8 +262,9 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[Message]:
-    """Yield a warning for each assumption that the counted statistics rest on. If there are too few samples, the tables
-    are made for a smaller global batch. If a table has no lookups, one lookup in all samples is assumed.
+    """Yield a warning for each assumption that was made to compute the statistics from the counted lookups.
+    There are two possible assumptions. If the batches have too few samples, the tables are made for a smaller global
+    batch. If the batches have no lookups in a table, NeuroShard assumes one lookup in all samples together.
     """
     if batch_size < wanted:
         yield Message(

@@ -19,11 +19,12 @@ from neuroshard.tables.table import Table
 
 @dataclass(frozen=True)
 class MeasuredTables:
-    """Tables with statistics that were counted in batches, and the counts behind these statistics.
+    """Tables whose statistics were counted in batches.
+    The object also has the numbers of lookups and rows from which the statistics were computed (`counted`).
 
     Attributes:
         tables: (T,) tables for `Task`.
-        counted: (T,) the counts behind each table's statistics.
+        counted: (T,) numbers of lookups and rows from which the statistics of each table were computed.
         batch_size: samples of a global batch; if there was no whole global batch, all samples.
         batches: number of global batches that were counted.
         left_out: number of samples after the last whole global batch.
@@ -53,7 +54,8 @@ class MeasuredTables:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the tables, without the counts, to a CSV, Parquet or JSON file; `tables=PATH` reads the file.
+        """Write the tables, without the counts, to a CSV, Parquet or JSON file.
+        Commands load the tables from this file with the setting `tables=PATH`.
 
         Raises:
             UserError: the path has another suffix.

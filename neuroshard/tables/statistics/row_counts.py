@@ -24,8 +24,9 @@ class RowCounts:
     """
 
     def __init__(self, salt: int) -> None:
-        """Create an empty counter. If only a share of the rows is counted, `salt` decides which rows belong to the
-        share.
+        """Create an empty counter.
+        If the counter is later limited to a share of the rows, the share is chosen by a hash of each row index. `salt`
+        is a number that changes this hash.
         """
         self._salt = np.uint64(salt)
         self._halvings = 0
@@ -36,7 +37,9 @@ class RowCounts:
 
     @property
     def share(self) -> float:
-        """Expected share of the table's rows whose lookups are counted: 1, 1/2, 1/4, ..."""
+        """Share of the table's rows that this counter counts: 1 at first, and half as much after each call of `halve`.
+        It is an expected share, because the rows are chosen at random.
+        """
         return float(2.0**-self._halvings)
 
     @property
@@ -62,7 +65,9 @@ class RowCounts:
             self._count()
 
     def halve(self) -> None:
-        """Halve the share of rows that are counted, and drop the counts of rows that are no longer in the share."""
+        """Halve the share of the table's rows that this counter counts.
+        The counts of rows that are outside the smaller share are dropped.
+        """
         self._count()
         self._halvings += 1
         kept = self._in_share(self._rows)
@@ -116,8 +121,9 @@ class SharedRoom:
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
 
     def add(self, table: int, indices: IntArray) -> None:
-        """Add one lookup in the table with the index `table` for each row index in `indices` (n,).
-        If memory is short, halve the shares of rows that are counted.
+        """Add one lookup for each row index in `indices` (n,), in the table with the index `table`.
+        As long as the counters need more memory than the limit, the counter that needs the most memory is limited to
+        half as many rows.
         """
         counts = self.tables[table]
         self._held -= counts.held

@@ -37,8 +37,8 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts behind the statistics of one table: the number of lookups of each feature that reads the table, and
-    the number of rows that the reuse histogram is made from.
+    """The numbers of lookups and rows from which the statistics of one table were computed.
+    They are the number of lookups of each feature that reads the table, and the number of rows in the reuse histogram.
 
     Attributes:
         lookups: number of lookups of each feature that reads the table, in all global batches together.
@@ -116,7 +116,9 @@ class Tally:
 
     @property
     def counted(self) -> Counted:
-        """The counts behind the table's statistics, and the standard error of the histogram, for people to read."""
+        """The numbers of lookups and rows from which the table's statistics are computed, for people to read.
+        The result also has the standard error of each share of the reuse histogram.
+        """
         error = np.sqrt(self.variance) / max(self.touching, 1)
         share = self.kept / self.touched if self.kept else 1.0
         return Counted(self.features, self.kept, share, tuple(error.tolist()))
