@@ -102,10 +102,10 @@ class ImprovedSearch(Searcher):
         result is False only if the search would reject even a plan that shares the work evenly between devices.
 
         By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
-        of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles have
-        no such bound, so the result is True.
+        of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles, and
+        of whole training steps, have no such bound, so the result is True.
         """
-        if self.acceptance is None:
+        if self.acceptance is None or space.simulator.models.of_whole_steps:
             return True
         simulator, task, cost = space.simulator, space.task, space.costs([widths])[0]
         kind = ModelKind.of(cost, task, simulator)
