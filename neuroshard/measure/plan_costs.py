@@ -88,16 +88,16 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict from each stored sample to the id of the sample.
-    The keys are samples as they were before the measurement: without the counts of lookups in row blocks, which the
-    measurement adds.
+    """Return a dict with the number (id) of each stored sample.
+    The keys are the samples as they were before the measurement. The measurement adds the counts of lookups in row
+    blocks to a sample, so the keys do not have these counts.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Return the kernel calls, with tables renamed so that different tables have different names.
-    All tables are written to the data directory.
+    """Return copies of the kernel calls with new table names, so that different tables never have the same name.
+    All tables are written to the data directory under these names.
 
     Data-parallel tables look up only their own device's samples, so their statistics differ from the task's tables.
     """
@@ -108,8 +108,8 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return the table under the first name (`name`, `name (2)`, ...) that no different table in `there` has.
-    The table is also added to `there`.
+    """Return a copy of the table under the first of the names `name`, `name (2)`, ... that is free in `there`, or that
+    an equal table in `there` already has. If the name was free, the copy is also added to `there`.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
@@ -119,8 +119,8 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return the table with fixed values for the properties that each measurement stores separately.
-    These properties are the width, the number of features and the pooling.
+    """Return a copy of the table with fixed values for width, number of features and pooling.
+    Each measurement stores these properties separately, so they are ignored when tables are compared.
     """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
@@ -215,8 +215,8 @@ def _measure_exchanges(
     def measured(
         name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
     ) -> Part:
-        """Measure the exchanges of all P plans in one direction, and return one part of the step.
-        The part has the total time of these exchanges on each of D devices, (P, D) ms. The first exchange of every plan
+        """Measure the exchanges of all P plans in one direction, and return these exchanges as one `Part` of the step.
+        The part has the total time of the exchanges on each of D devices, (P, D) ms. The first exchange of every plan
         is measured first, then the second exchange of every plan, and so on.
 
         A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
@@ -250,8 +250,9 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return, as text, the reason why the weights of a device do not fit into this host's memory.
-    Return None if all weights fit, or if kernels do not run on CPUs.
+    """Return an error text if the weights of some device of the plan do not fit into this host's memory.
+    The text has the needed and the available memory. Return None if the weights of each device fit, or if kernels do
+    not run on CPUs.
     """
     if hardware.device.kind != "cpu":
         return None

@@ -152,6 +152,8 @@ def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """Return one list of all `items` and all `others`, in which `others` are spread evenly among `items`."""
+    """Return one list with all `items` and all `others`.
+    The `others` are spread evenly among the `items`.
+    """
     places = np.concatenate([np.arange(len(group)) / max(len(group), 1) for group in (items, others)])
     return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

@@ -59,7 +59,7 @@ def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
 
 
 def no_device() -> UserError:
-    """Return the error for a machine without a GPU, if the settings require a GPU."""
+    """Return the error to raise if the settings require a GPU, but this machine has no GPU."""
     return UserError(
         "hardware-no-gpu",
         "torch finds no CUDA device",

@@ -98,8 +98,8 @@ class ModelTests:
 
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """Return a `ModelTests` with the test results in `tests`, a dict by name of the part of a step, such as
-        "forward".
+        """Return a `ModelTests` with the given test results.
+        The keys of the dict `tests` are the names of the parts of a step, such as "forward".
         """
         return cls(**fields_of(tests))
 

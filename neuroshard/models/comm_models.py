@@ -91,8 +91,9 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the order in which `NeuralComm` sorts the devices in each of B exchanges, (B, D), and the network's input
-    features in this order, (B, 2 D). `wait_ms` (B, D) is the time for which each device waits for the straggler.
+    """Return the order in which `NeuralComm` sorts the devices of each exchange, and the network's input features in
+    this order. For B exchanges between D devices, the order is (B, D), and the features are (B, 2 D). `wait_ms` (B, D)
+    is the time for which each device waits for the straggler, which is the last device to start.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -161,9 +162,9 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the 1 + G amounts of transfer time (segments), in ms, of each device in B exchanges, (B D, 1 + G).
-        The first segment begins after the last device has started. While a device waits for the last device, the
-        waiting device completes a part of the G other segments.
+        """Return the amounts of transfer time (segments) of each device in B exchanges, in ms, (B D, 1 + G).
+        The first segment begins after the last device has started. The G other segments may begin earlier: while a
+        device waits for the last device, it completes a part of these segments.
         """
         features = set_features(traffic)
         if self.sees_hosts:
@@ -180,8 +181,9 @@ class SetComm(Stored, CommModel):
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the layers of the network do not fit the number of input features and of output segments
-        (amounts of transfer time), if the weights of the segments are invalid, or if predicted costs could overflow.
+        """Raise ValueError if the network or its weights are invalid.
+        The network must have the right numbers of inputs (features) and outputs (segments, which are amounts of
+        transfer time), the weights of the segments must be valid, and predicted costs must not overflow.
         """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
@@ -211,8 +213,9 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Return three further input features of `SetComm` for each device in B exchanges, (B, D, 3). They are
-    the logarithms of the bytes out of the device's host, into this host, and over the busiest link of any host.
+    """Return three further input features of `SetComm` for each device in B exchanges, (B, D, 3).
+    The features are logarithms of bytes: the bytes that leave the device's host, the bytes that arrive at this host,
+    and the bytes on the busiest link of any host.
 
     All are 0 if one host has all devices.
     """
@@ -228,8 +231,8 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the input features of `SetComm`, (..., F), as logarithms. The features are the arrays in `amounts`, of
-    shape (...,) each, the batch size, and the number of devices.
+    """Return the input features of `SetComm`, (..., F): the logarithms of all amounts in `amounts`, of the batch size,
+    and of the number of devices. Each array in `amounts` has the shape (...,).
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -292,8 +295,9 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic (`Coverage`). The collective that is farthest from
-        published measurements decides. Return None if all models were fitted to measurements.
+        """Return how near published measurements are to this traffic (`Coverage`).
+        The result is the coverage of only one collective: the collective that is farthest from published measurements.
+        Return None if all models were fitted to measurements.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
@@ -311,10 +315,12 @@ class ExchangeModels(Stored, CommModel):
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the times of all collectives that carry bytes, if the collectives run one after the other.
-        Return the total on each device, (B, D) ms, and the time of each collective, (B, D) ms, as a `Chain`.
+        """Predict the times of all collectives that carry bytes.
+        The collectives run one after the other. Return a `Chain` with the total time on each device, (B, D) ms, and
+        with the time of each collective on each device, (B, D) ms.
 
-        The first of them includes the wait for the straggler. If none carries any, only that wait is left.
+        The time of the first collective includes the wait for the straggler. If no collective carries bytes, the total
+        is only this wait.
         """
         if _only_all_to_alls(traffic):
             return self._all_to_all.chain(traffic, start_ms)
@@ -327,9 +333,11 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments (`Outline`), which are amounts of transfer time
-        in ms: the segments of the all-to-all, and one last segment for all other collectives. A device that waits for
-        the straggler may complete a part of the other segments during the wait, but no part of the last segment.
+        """Return the transfer time of each device as a sum of segments (`Outline`).
+        Each segment is an amount of transfer time in ms. The first segments belong to the all-to-all; if there are
+        other collectives, one last segment has the time of all of them. A device that waits for the straggler, which is
+        the last device to start, may complete a part of the all-to-all during the wait, but no part of the last
+        segment.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):
@@ -374,8 +382,9 @@ def _only_all_to_alls(traffic: Traffic) -> bool:
 
 
 def _collective_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the time of one collective on each device, (B, D) ms.
-    Groups of devices that exchange nothing take 0 ms, and do not wait.
+    """Predict the time of one collective on each device in B exchanges, (B, D) ms.
+    The collective exchanges data within groups of devices. If a group exchanges no data, its devices take 0 ms, and do
+    not wait.
     """
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))

@@ -79,8 +79,9 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns the summed vectors of the shards in a kernel call, (1 + K,), into ms. The first element
-        is the sum of the shards' costs, and is used unchanged. The other K elements pass through the hidden layer.
+        """The head that computes the ms of a kernel call from a vector of 1 + K elements: the sum of the vectors of all
+        shards in the call. The first element is the sum of the shards' costs, and is used unchanged. The other K
+        elements pass through the hidden layer.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
@@ -101,8 +102,9 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """Additive model that also predicts how much faster a kernel call is if no table in the call is wider than certain
-    limits (`NarrowCalls`).
+    """Additive model that also predicts the savings of kernel calls without wide tables.
+    The model has several limits of the table width (`NarrowCalls`). For each limit, a kernel call is faster if no table
+    in the call is wider than the limit.
 
     Attributes:
         kernel_widths: (W,) rising limits.
@@ -115,9 +117,9 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + K + W): the vector of the additive model, and a
-        saving for each of W width limits. The saving is the part of the shard's cost that is saved if no table in the
-        call is wider than the limit.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K + W).
+        The vector consists of the 1 + K elements of the additive model, and one saving for each of W width limits. The
+        saving is the part of the shard's cost that is saved if no table in the kernel call is wider than the limit.
 
         If the shard itself is wider than the limit, the saving is a large negative number.
         """
@@ -134,9 +136,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a saved share of
-        the costs is not at least 0 and below 1. A kernel call saves a share of the costs if no table in the call is
-        wider than a limit.
+        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if `saved` is invalid.
+        For each limit, `saved` must have a share of at least 0 and below 1: the share of the costs that a kernel call
+        saves if no table in the call is wider than the limit.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved

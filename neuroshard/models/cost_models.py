@@ -251,8 +251,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if `call` is a kernel call of sequence tables or of tables in host memory whose time the
-        models cannot predict. `what` is the name for sequence tables in the error message.
+        """Raise UserError if the models cannot predict the time of kernel calls of type `call`.
+        Only calls of sequence tables and calls of tables in host memory are checked. `what` is the name for sequence
+        tables in the error message.
         """
         if call in self.compute.calls:
             return
@@ -312,16 +313,16 @@ class CostModels:
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return a copy of the models in which the keyword arguments `settings` replace settings of `choice`, the
-        `ModelChoice` by which the models were loaded. Models made in Python have no `choice`, and are returned
-        unchanged.
+        """Return a copy of the models with changed settings in `choice`, which is the `ModelChoice` by which the models
+        were loaded. The keyword arguments `settings` are the new values. Models made in Python have no `choice`, and
+        are returned unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Return a copy of the models with framework overhead, if the models come from a datasheet without this
-        overhead. The overhead was measured on an H100, and is scaled by memory bandwidth. All other models are returned
-        unchanged.
+        """Return a copy of the models that knows the framework overhead of TorchRec, if the models come from a
+        datasheet and do not know this overhead. The overhead was measured on an H100, and is scaled by memory
+        bandwidth. All other models are returned unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -343,7 +344,7 @@ class CostModels:
 
     def with_dense_ms(self, dense_ms: float) -> "CostModels":
         """Return a copy of the models for training steps whose dense network takes `dense_ms` ms on a device.
-        The longer the dense network takes, the less devices wait for their hosts to launch work.
+        If the dense network takes longer, devices wait for a shorter time until their hosts launch work.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
@@ -377,8 +378,8 @@ class CostModels:
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[Message, ...]:
-        """Return a warning that predicted costs leave out the overhead of `framework`; empty if costs include framework
-        overhead.
+        """Return a tuple with a warning if predicted costs do not include the overhead of `framework`.
+        The tuple is empty if predicted costs include framework overhead.
         """
         if self.of_whole_steps:
             return ()
@@ -431,7 +432,8 @@ class CostModels:
     @classmethod
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
         """Load the cost models that `choice` names, and apply the settings in `choice`, such as the optimizer.
-        `usual_framework` is the framework whose overhead counts if `choice` does not name a framework.
+        If `choice` does not name a framework, the costs include the overhead of `usual_framework`, provided that the
+        models know this overhead.
 
         Precisions apply first, because the time of a conversion is taken from models of fp32; the dense network is set
         last.
@@ -474,8 +476,8 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return a copy of the models in which `change(model)` takes the place of each analytic exchange model; the
-        unchanged models if no exchange model is analytic.
+        """Return a copy of the models in which each analytic exchange model is replaced by the result of `change` for
+        this model. Return the unchanged models if no exchange model is analytic.
         """
         from neuroshard.models.links import with_links
 

@@ -109,8 +109,9 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
-    """Return the exchange models of a datasheet for the forward pass, the backward pass and the input dist, and the
-    error margin of these models, which is estimated by cross-validation on published times.
+    """Return the exchange models of a datasheet, and the error margin of these models.
+    There are models for the forward pass, the backward pass and the input dist, by name. The margin is estimated by
+    cross-validation on published times.
 
     Each published point between two others is predicted from the other points.
 
@@ -175,8 +176,9 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return a dict of texts with the errors of predicted exchange times. The dict has one text for each collective on
-    each published machine. A key names the collective, the links and the machine.
+    """Return the errors of predicted exchange times, as a dict of texts.
+    The dict has one text for each collective on each published machine. A key names the collective, the links and the
+    machine, and over PCIe also the number of devices.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

@@ -31,8 +31,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,). A shard of a row-wise table
-    counts at least one lookup for the whole batch, so that its mean is above 0.
+    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,).
+    The mean must be above 0, so a shard of a row-wise table counts at least one lookup for the whole batch.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -102,8 +102,8 @@ class FeatureSet:
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """Return the feature set called `name`, after checking that the features of this set have the names `columns`,
-        (F,), in the installed version of NeuroShard.
+        """Return the feature set called `name`, after checking the names of the features in this set.
+        In the installed version of NeuroShard, the names must equal `columns`, (F,).
 
         Raises:
             UserError: no feature set has the name, or the set has other features in this version.
@@ -140,8 +140,9 @@ class FeatureSet:
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Return the features `values` of n shards, (n, F), without logarithms: the logarithm of an amount, such as
-        bytes, is replaced by the amount itself.
+        """Return the features of n shards, (n, F), with amounts in place of logarithms: each feature that is the
+        logarithm of an amount, such as bytes, is replaced by the amount itself. `values` (n, F) are the features with
+        logarithms.
         """
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()

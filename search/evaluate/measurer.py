@@ -71,15 +71,15 @@ class EvaluateResult:
     picture: Drawn | None = None
 
     def save(self, facts: Mapping[str, object]) -> None:
-        """Write the files of the result to the directory of the run: the tables as Parquet files, the picture (if there
-        is one), and finally `facts` as `run.json`, which marks the run as finished.
+        """Write the files of the result to the directory of the run: the tables as Parquet files, `facts` as
+        `run.json`, and the picture (if there is one).
         """
         for name, rows in self.frames.items():
             write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
+        RunDirectory(self.path).finish("evaluate", facts)
         if self.picture is not None:
             name, draw = self.picture
             write_atomically(self.path / name, draw())
-        RunDirectory(self.path).finish("evaluate", facts)
 
     @property
     def facts(self) -> EvaluateFacts:

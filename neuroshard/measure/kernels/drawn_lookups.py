@@ -24,8 +24,8 @@ _FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class PopularRows:
-    """The rows of a table in order of popularity, the hottest row first, in G groups.
-    All rows of a group have the same lookup rate.
+    """The rows of a table in order of popularity: the hottest (most often looked-up) row is first.
+    The rows are divided into G groups, and all rows of a group have the same lookup rate.
 
     Attributes:
         table: the table.
@@ -87,8 +87,8 @@ class PopularRows:
 
 
 def _stride(rows: int) -> int:
-    """Return a stride that is coprime to `rows`.
-    So the multiples of the stride, modulo `rows`, reach every row.
+    """Return a stride that has no common divisor with `rows`.
+    Therefore, the multiples of the stride, modulo `rows`, reach every row.
     """
     stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
     while gcd(stride, rows) > 1:
@@ -111,9 +111,10 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table, with many hot rows at the beginning of the table; return the row numbers,
-    (U,). `counts` (U,) has the number of lookups of each chosen row. Of the rows with more than one lookup, the
-    fraction `hot_first` get the lowest row numbers, hottest first.
+    """Choose U different rows of a table, with many hot rows at the beginning of the table, and return the row numbers,
+    (U,). `counts` (U,) has the number of lookups of each chosen row. Rows with more than one lookup are hot. A random
+    fraction `hot_first` of the hot rows get the lowest row numbers, with the hottest row first. All other rows are
+    anywhere behind.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
@@ -126,9 +127,10 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table such that each block of rows gets its share of the lookups; return the row
-    numbers, (U,). `counts` (U,) has the number of lookups of each chosen row. The table is divided into equal blocks of
-    rows, and `table.row_lookups` has the share of the lookups in each block.
+    """Choose U different rows of a table, and return the row numbers, (U,).
+    The table is divided into equal blocks of rows. `table.row_lookups` has the share of the lookups for each block, and
+    the rows are chosen such that each block gets this share. `counts` (U,) has the number of lookups of each chosen
+    row.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -150,8 +152,9 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Assign each of U rows to a block of rows, and return the index of the block for each row, (U,).
-    `counts` (U,) has the number of lookups of each row, and `shares` has the share of all lookups that each block must
-    get. The rows are put in random order, and each block gets successive rows.
+    The rows are put in random order. The first block gets the first rows in this order, the second block gets the next
+    rows, and so on, such that each block gets about its share of all lookups. `shares` has these shares, and `counts`
+    (U,) has the number of lookups of each row.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -162,9 +165,10 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide which of U rows fit into the blocks of rows to which the rows were assigned.
+    """Decide for each of U rows whether the row fits into the block of rows to which it was assigned.
     Return the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) has the index of
-    the block for each row, and `room` has the maximum number of rows in each block.
+    the block for each row, and `room` has the maximum number of rows in each block. If a block has too many rows, the
+    rows with the most lookups (`counts`) fit.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
@@ -234,7 +238,10 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return only the lookups that the sample's device receives, from lookups `drawn` in whole tables."""
+    """Return the lookups that the sample's device receives.
+    `drawn` has the lookups in whole tables. Of the lookups in a row-wise table, the device receives only the lookups in
+    its row block.
+    """
     if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
@@ -259,8 +266,9 @@ def seen_in(indices: torch.Tensor) -> BlockLookups:
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the number of lookups of each of U different rows, (U,), according to the table's reuse histogram.
-    The numbers sum to `lookups`, and U is at most the number of rows.
+    """Draw how often a batch looks up each of U different rows of a table, according to the table's reuse histogram.
+    Return the number of lookups of each row, (U,). The numbers sum to `lookups`, and U is at most the number of rows in
+    the table.
 
     Within a bin, counts are uniform. If histogram, rows and lookups contradict each other, rows and lookups have
     priority: counts are scaled up (too few rows), or the number of unique rows is reduced.

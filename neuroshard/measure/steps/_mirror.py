@@ -50,8 +50,9 @@ class World:
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """A process group with only one real rank, which all other ranks mirror.
-    The real rank receives its own data in place of the other ranks' data.
+    """A process group with only one real rank.
+    The other ranks mirror the real rank: in most exchanges, the real rank receives its own data in place of the other
+    ranks' data.
 
     So tensors have the same shapes as among real ranks; values that other ranks would have looked up are this rank's
     values. An exchange takes only the time to copy a tensor, and is complete when the call returns.
@@ -108,7 +109,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Replace each tensor by the reduction over all ranks: a sum is the tensor multiplied by the number of ranks.
+        """Replace each tensor by the result of the reduction over all ranks.
+        The other ranks have the same values as this rank, so the sum over all ranks is the tensor multiplied by the
+        number of ranks.
 
         Means and extremes of mirrored ranks equal this rank's values.
         """
@@ -121,8 +124,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        """Imitate a broadcast: leave weights unchanged, as if the other ranks had the same weights.
-        Replace Python objects that another rank broadcasts by None, because no process runs the other rank.
+        """Imitate a broadcast.
+        Weights stay unchanged, as if the other ranks had the same weights. Python objects that another rank broadcasts
+        are replaced by None, because no process runs the other rank.
         """
         with self._world.watch("broadcast", tensors, tensors):
             for tensor in tensors if opts.rootRank != self._rank else ():
@@ -150,7 +154,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return self.all_gather_single_coalesced([output], [given])
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
-        """Receive the rows of every rank's tensors: each tensor of `outputs` gets the rows of one tensor per rank."""
+        """Receive the rows of all ranks for several tensors.
+        For each tensor in `given`, the tensor at the same position in `outputs` gets the rows of all ranks.
+        """
         with self._world.watch("all_gather", given, outputs):
             for output, mine in zip(outputs, given, strict=True):
                 _fill(output, mine)
@@ -232,7 +238,7 @@ def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> 
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Fill the tensor `output` with repetitions of the data that one rank sends, `mine`.
+    """Fill the tensor `output` with repetitions of `mine`, which is the data that one rank sends.
 
     The repetitions stand for equal shares of all ranks, or for the data of ranks with other widths.
     """

@@ -30,8 +30,9 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 class Walk(NamedTuple):
     """The local work of a rank in a step, divided into S stretches.
-    A stretch is the work in one phase until another phase or an exchange begins. `amounts` (3, S) has the ms of each
-    stretch, and the bytes that the rank sends and receives in the exchange at the end of the stretch.
+    A stretch is uninterrupted work in one phase; the stretch ends when another phase or an exchange begins. `amounts`
+    (3, S) has three numbers for each stretch: the time in ms, the bytes that the rank sends in the exchange at the end
+    of the stretch, and the bytes that the rank receives in this exchange.
     """
 
     stretches: tuple[Stretch, ...]
@@ -70,7 +71,9 @@ class PhaseClock:
             self._phase, self._began = phase, now
 
     def entering(self, phase: Phase) -> Callable[..., None]:
-        """Return a function that enters this phase when torch calls the function as a hook."""
+        """Return a function for torch to call as a hook.
+        Whenever the function is called, the clock enters this phase; the arguments of the call are ignored.
+        """
         return lambda *_: self.enter(phase)
 
     @contextmanager
@@ -119,7 +122,9 @@ class PhaseClock:
 
 
 class Optimizers:
-    """The optimizers of a model, each with the phase to which the clock attributes the optimizer's time."""
+    """The optimizers of a model.
+    Each optimizer has a phase of the step, to which the clock attributes the time of the optimizer.
+    """
 
     def __init__(self, clock: PhaseClock, by_phase: list[tuple[Phase, Optimizer]]) -> None:
         self._clock, self._by_phase = clock, by_phase
@@ -206,7 +211,7 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self.wait_sparse_data_dist(context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Wait for the splits of a batch, and start to send the batch's lengths and indices, in the input phase.
+        """Enter the input phase, wait for the splits of a batch, and start to send the batch's lengths and indices.
         Then enter the dense phase.
         """
         self._clock.enter(Phase.INPUT)

@@ -67,7 +67,7 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, several timed steps, and then a step in which the ranks look up one after another.
+        """Train one untimed step, then several timed steps, and then a step in which only one rank at a time looks up.
         All ranks begin the timed steps together. Return all measured times.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
@@ -161,7 +161,9 @@ class Trained:
         return loss
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a batch with the autograd graph for the backward pass, and the same loss detached."""
+        """Return the loss of a batch twice: first with the autograd graph for the backward pass, then detached from the
+        graph.
+        """
         first, *rest = self._model(batch)
         self.clock.enter(Phase.DENSE)
         torch.mm(self._ballast, self._ballast)
@@ -172,7 +174,7 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Place this rank's shards on the local device `where`, and return the plan.
+    """Change the plan so that this rank's shards are on the local device `where`, and return the plan.
     The index of `where` may differ from the rank: in mirrored steps, a single process runs any rank of a larger job.
 
     TorchRec refuses optimizer states on another device than the plan's.
@@ -194,8 +196,8 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of the data-parallel tables named in `copies`, and the parameters of the dense network.
-    Fused kernels update all other parameters.
+    """Return two lists of parameters that optimizers update: first the parameters of the data-parallel tables named in
+    `copies`, then the parameters of the dense network. Fused kernels update all other parameters.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]

@@ -55,7 +55,8 @@ def in_pipeline(plan: Plan, pipeline: str) -> Plan:
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """Return, by table name, the path of the module in `StandIn` that contains the table's collection.
+    """Return a mapping from table names to module paths.
+    A path leads to the module in `StandIn` that is the collection with the table.
 
     Pooled tables share one collection; sequence tables have one collection for each width.
     """
@@ -94,9 +95,9 @@ class StandIn(nn.Module):
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the outputs of all lookups: a tensor for all pooled tables, and a tensor for each sequence feature.
-        The first tensor is (b, columns) if any table is pooled. The tensors of sequence features are (lookups,
-        columns).
+        """Return the outputs of all lookups, as a list of tensors.
+        If any table is pooled, the first tensor has the outputs of all pooled tables, (b, columns), for b samples.
+        After this tensor, there is a tensor (lookups, columns) for each sequence feature.
         """
         looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
@@ -143,7 +144,7 @@ def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
 
 def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
     """Join the features of all tables of one collection in one KeyedJaggedTensor.
-    `drawn` has each table with the indices and lengths of the table.
+    `drawn` has a tuple for each table: the table, the indices of its lookups, and their lengths.
     """
     tables, indices, lengths = zip(*drawn, strict=True)
     return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))

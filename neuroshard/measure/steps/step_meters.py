@@ -83,8 +83,9 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
     """Return the measured times of a plan as rows.
-    There is a row for each repeat of a step, a row for each phase, a row for lookups alone, and a last row for the cost
-    of the plan. If the measurement failed, there is only one row, with the error.
+    There is one row for each repeat of a step, one row for each phase, one row for lookups alone (only one rank looks
+    up at a time), and a last row for the cost of the plan. If the measurement failed, there is only one row, with the
+    error.
 
     The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
     times of phases are means over turns, too. The cost is the median over turns.
@@ -109,8 +110,10 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine lacks a memory tier of the plans, or has too little CPU memory for the plans.
-    The plans need `needed_bytes` together, because all plans are in memory at once.
+    """Raise UserError if this machine cannot have all plans in memory at once.
+    The error is raised if the machine lacks a memory tier of the plans, or if kernels run on CPUs and the machine has
+    less memory than `needed_bytes`. `needed_bytes` are the bytes that all plans need together; `where` names the
+    devices with these bytes in the error message.
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -148,8 +151,8 @@ class RankJob:
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return a job for every rank that is measured for at least one of the plans of a task.
-    The jobs are in order of rank.
+    """Return a job for each rank to measure, in order of rank.
+    The job names the rank, and all plans whose steps are measured on this rank. All plans belong to one task.
     """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
@@ -219,9 +222,10 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Add up the times of a measured step by phase, and return the outcome with the sums, (R, P) ms for P phases.
-    The given outcome has a time for each stretch of a step: work in one phase, up to an exchange or the next phase. If
-    the host's time to launch a step was measured, this time is an additional last column.
+    """Return an outcome in which the times of a measured step are added up by phase, (R, P) ms for R repeats and P
+    phases. The given outcome has one time for each stretch of the step. A stretch is work in one phase, up to an
+    exchange or the next phase. If the host's time to launch a step was measured, this time is an additional last
+    column.
     """
     if outcome.repeats is None:
         return outcome
@@ -234,8 +238,9 @@ def by_phase(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
-    """The timeline of a plan's step on R measured ranks, without the time of exchanges.
-    The K - 1 exchanges of the step divide the local work of each rank into K intervals.
+    """The timeline of the local work in a plan's step, on R measured ranks.
+    Exchanges take no time on this timeline. The K - 1 exchanges of the step divide the local work of each rank into K
+    intervals.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -250,9 +255,9 @@ class MirroredStep:
 
     @classmethod
     def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
-        """Return the timeline of a plan's step.
-        `rows` has the measured local work of all ranks in one measurement pass (each pass measures the plan once). The
-        rows of each rank must be in the order of the step.
+        """Return the timeline of a plan's step, computed from `rows`, the measured local work of all ranks.
+        The rows must come from a single measurement pass (each pass measures the plan once), and the rows of each rank
+        must be in the order of the step.
 
         Raises:
             ValueError: a rank failed, or ranks have different exchanges.
@@ -274,8 +279,8 @@ class MirroredStep:
     @property
     def slowest_ms(self) -> FloatArray:
         """Local work of the slowest ranks in each of P phases, (P,) ms, summed over the step.
-        Exchanges for which ranks wait divide the step into intervals. In each interval, only the rank with the most
-        work counts, so the slowest rank may differ between intervals.
+        Exchanges for which ranks wait divide the step into intervals. For each interval, the sum has only the work of
+        the rank with the most work in this interval. Different intervals may have different slowest ranks.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
@@ -283,12 +288,14 @@ class MirroredStep:
 
     @property
     def step_ms(self) -> float:
-        """The ms of a step if exchanges take no time, so that each exchange ends when the slowest rank arrives."""
+        """The time of a step, in ms, if exchanges take no time.
+        Ranks still wait for each other: an exchange for which ranks wait ends when the slowest rank arrives.
+        """
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
-        """Return the part of the input dist, in ms, that other work does not hide, so that it makes the step longer.
-        The whole input dist takes `input_ms`.
+        """Return the time, in ms, by which the input dist makes the step longer.
+        The whole input dist takes `input_ms`, but other work may hide a part of this time.
 
         If ranks wait for the input dist, all of it counts. In a pipeline, the input dist begins at time a, when the
         last rank has reached it; the next exchange could begin at time b, when the last rank has reached that one. Both
@@ -304,9 +311,9 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """A list with an array (R, k, P) for each interval between two exchanges for which ranks wait.
-        The array has the local work of R ranks in P phases, in ms. The interval also has k - 1 exchanges for which
-        ranks do not wait. These exchanges divide the interval into k parts.
+        """The local work in each interval between two exchanges for which ranks wait, and before and after these
+        exchanges. The work in an interval is an array (R, k, P), in ms, for R ranks and P phases. Exchanges for which
+        ranks do not wait divide the interval into k parts.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

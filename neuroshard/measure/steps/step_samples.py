@@ -69,8 +69,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return one warning for each training pipeline that the tasks name but that the measured steps do not use.
-        A task names the pipeline for which it counts memory, such as sparse_dist.
+        """Return warnings about tasks that count memory for another training pipeline than the pipeline of the measured
+        steps. There is one warning for each of these other pipelines, such as sparse_dist.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(

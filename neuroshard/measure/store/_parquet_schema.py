@@ -132,7 +132,8 @@ class _ComputeRow(_Row):
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
         """Return the kernel call that this row stores.
-        The function `sized` creates the tables of the call: it returns a table by name, width, features and pooling.
+        The method calls `sized` to create each table of the call. The arguments of `sized` are the table's name, width
+        and number of features, and whether the table is pooled.
         """
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
@@ -229,8 +230,9 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Return `values` after checking that each value has the type and the range in `hint`. The values are the items of
-    all lists in a Parquet column. Of floats, only the minimum and the maximum are checked.
+    """Check that each value in `values` has the type and the range in `hint`, and return the values.
+    `values` has the items of all lists in a Parquet column. If the items are floats, only the minimum and the maximum
+    are checked.
     """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
@@ -306,8 +308,8 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Return a copy of the embedding table called `name` with `dim` columns, `features` features, and pooled or
-        sequence outputs: the table as a measured kernel call looked it up.
+        """Return a copy of an embedding table as a measured kernel call looked it up.
+        The table is called `name`; the copy has `dim` columns, `features` features, and pooled or sequence outputs.
         """
         table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)

@@ -79,7 +79,9 @@ class Manifest:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return True if `directory` has a manifest, because a run that measures was started there."""
+        """Return True if `directory` has a manifest.
+        A run that measures samples writes the manifest at the start of the run.
+        """
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
@@ -182,7 +184,9 @@ class DataDirectory:
 
 
 def _chunks(folder: Path, rows: RowCodec[Sample]) -> Chunks[Sample]:
-    """Return the chunks in a folder, whose rows `rows` converts."""
+    """Return the chunks in a folder.
+    The codec `rows` converts the rows of the chunks to measurements.
+    """
 
     def read(path: Path) -> Sequence[Measurement[Sample]]:
         table = read_table(path, "data file")

@@ -65,8 +65,8 @@ def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """Return the samples that were measured twice with a relative difference above `most`, as a dict.
-    The keys are the numbers of the samples. A value is True if the second measurement was slower.
+    """Return a dict of the samples that were measured twice with very different times: the relative difference is
+    above `most`. The keys are the numbers of the samples. A value is True if the second measurement was slower.
 
     Disturbances only add time, so the slower pass is the disturbed one.
     """

@@ -38,8 +38,9 @@ class Codec(Generic[Value]):
 
 
 def json_codec(name: str, holds: type[Value], remedy: str = Codec.remedy) -> Codec[Value]:
-    """Return a codec that stores dataclasses of type `holds` as JSON files. `name` is the noun for one dataclass, with
-    which file names begin. `remedy` is the remedy in errors about damaged files.
+    """Return a codec that stores dataclasses of type `holds` as JSON files.
+    `name` is a noun for such a dataclass, such as "task"; file names begin with this noun. `remedy` is the advice to
+    the user in errors about damaged files.
     """
     form = f"neuroshard-{name}-1"
 

@@ -68,7 +68,9 @@ def times_ms(rows: Sequence[PlanMeasurement], phase: str) -> list[float]:
 
 
 def by_plan(rows: Pass, plans: int) -> list[Pass]:
-    """Return a list with the rows of each of the K plans of a task, (K,), given the rows of a pass; `plans` is K."""
+    """Group the rows by plan, and return a list with the rows of each plan.
+    `plans` is the number of plans of the task.
+    """
     return [tuple(row for row in rows if row.plan == number) for number in range(plans)]
 
 
@@ -102,12 +104,13 @@ def passes_in(
     """Return the files of the passes over a task's plans in the directory of a run.
     An example of a file is `measurements/task-0000/pass-0000.parquet`.
 
-    `wrong` returns a further defect of a pass, as a predicate; None if the pass is right.
+    `wrong` checks a pass further: it returns the reason why the pass is not valid, or None if the pass is valid.
     """
 
     def defect(number: int, rows: Pass) -> str | None:
         """Return the reason why the rows are not a valid pass over the plans; None if the rows are valid.
-        The reason is the predicate of a sentence.
+        The reason completes an error message that begins with the name of the file, such as "does not have the
+        measurements of 2 plans for 4 devices".
         """
         if {row.pass_number for row in rows} == {number} and {row.plan for row in rows} == {*range(len(plans))}:
             fit = (_fits(plan, of_plan) for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True))

@@ -30,7 +30,9 @@ _MARKS = {
 
 
 def check_nothing_else(path: Path, own: Collection[str]) -> None:
-    """Raise UserError if a directory contains a marker file, such as manifest.json, that is not in `own`."""
+    """Raise UserError if a directory contains a marker file that is not in `own`.
+    A marker file, such as manifest.json, shows what type of data the directory contains.
+    """
     for name, what in _MARKS.items():
         if name not in own and (path / name).exists():
             raise UserError(
@@ -200,8 +202,8 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """Return the error for a directory whose run was started with other inputs than the current run has.
-    `what` describes the difference.
+    """Return the error for a directory that contains a run with different inputs than the current run.
+    The inputs of a run are settings, tasks or tables, for example. `what` describes the different inputs.
     """
     return UserError(
         "out-begun-otherwise",

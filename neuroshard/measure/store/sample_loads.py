@@ -47,8 +47,9 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the lookups that table statistics predict for each row block of a kernel call that was not measured.
-    A row block has the rows of a row-wise table that one device stores.
+    """Yield the expected lookups in each row block of a kernel call that was not measured.
+    The expected lookups are computed from the statistics of the tables. A row block has the rows of a row-wise table
+    that one device stores.
     """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
@@ -87,8 +88,9 @@ def own_traffic(sample: CommSample) -> Traffic:
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Divide the measurement of an exchange into one measurement for each group of devices that exchange data.
-    Each measurement describes the exchange of the group as an all-to-all.
+    """Divide the measurement of an exchange into one measurement for each group of devices.
+    Devices exchange data only with devices of the same group. Each new measurement describes the exchange within one
+    group, as an all-to-all.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.

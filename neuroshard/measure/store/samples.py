@@ -48,7 +48,8 @@ class RowBlock:
 @dataclass(frozen=True)
 class BlockLookups:
     """The lookups of a batch in one block of a table's rows: the number of lookups, and a reuse histogram.
-    The reuse histogram, (17,), has the share of the looked-up rows in each of 17 ranges of lookups per row.
+    The reuse histogram has 17 bins of lookups per row, (17,). The value of a bin is the share of the looked-up rows
+    whose number of lookups is in the bin.
 
     A block without lookups has the histogram of rows that are touched once.
     """
@@ -246,8 +247,9 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """The bytes that devices send, as one tuple for each group of devices that must all send equal bytes.
-        A group has all devices, or the devices of one host. The list is empty if the collective allows unequal bytes.
+        """The bytes that devices send, divided into groups of devices, as one tuple for each group.
+        All devices of a group must send equal bytes. There is one group with all devices, or one group for each host.
+        The list is empty if the collective allows unequal bytes.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
@@ -291,8 +293,9 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample as it was before the measurement. For a kernel call, this is a copy without the lookups in row
-    blocks, which are known only after the measurement.
+    """Return the sample as it was before the measurement.
+    The measurement of a kernel call adds the lookups in row blocks to the sample. So for a kernel call, this function
+    returns a copy without these lookups. Other samples are returned unchanged.
     """
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 

@@ -43,8 +43,8 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
     terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return the loss that the fit minimises, and the gradient of the loss, (S,).
-        The loss is a sum of Huber losses. `logs` (S,) are the logarithms of the slowness in each period.
+        """Return the loss that the fit minimises, which is a sum of Huber losses, and the gradient of this loss, (S,).
+        `logs` (S,) has the logarithm of the slowness in each of S periods.
         """
         left = terms @ logs - wanted
         return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
@@ -55,9 +55,10 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that the fit multiplies with the logarithms of the slowness in S periods,
-    (S,). In the product, the first P values are the differences of the logarithms between the two periods of each of P
-    pairs. The last S values are the logarithms. Each value is divided by its expected size.
+    """Return the sparse matrix, (P + S, S), that computes the terms of the fit from the logarithms of the slowness in S
+    periods, (S,). The first P terms are differences: for each of P pairs, the logarithm in the later period minus the
+    logarithm in the earlier period. The last S terms are the logarithms themselves. Each term is divided by the
+    expected size of the term.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])

@@ -32,7 +32,8 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Return the split of sample `number`, which is measured for plans: "valid" for every fifth sample, else "train".
+    """Return the split of a sample that is measured for plans, given the number of the sample.
+    The split is "valid" for every fifth sample, and "train" for all other samples.
 
     A plan's tables are fixed and cannot be held out, so some samples are held out instead.
     """

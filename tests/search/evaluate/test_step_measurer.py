@@ -11,9 +11,7 @@ from neuroshard import Plan, Task, Topology
 from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, STEP, StepProtocol
 from neuroshard.measure.store.plan_measurements import COST, PlanMeasurement, by_plan, passes_in, times_ms
-from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.stages.search.evaluate.comparison import Evaluated
-from neuroshard.stages.search.evaluate.measurer import EvaluateResult
 from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
@@ -139,14 +137,3 @@ def test_step_measurer_refuses_builds_of_other_plans_or_turns(plans, tmp_path):
     other = StepMeasurer(StepProtocol(turns=2))
     with refused("journal-value-wrong", names=["pass-0000.parquet"]):
         passes_in(tmp_path, 2, loaded, partial(other.wrong, loaded)).leading()
-
-
-def test_run_whose_picture_is_missing_is_not_finished(tmp_path):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    result = EvaluateResult(tmp_path, (), {"results": [{"task": 0}]}, (), picture=("steps.png", interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        result.save({})
-    assert (tmp_path / "results.parquet").exists()
-    assert not RunDirectory(tmp_path).finished
