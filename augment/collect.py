@@ -250,8 +250,9 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All chunks of the series. The first chunks have all samples, and the last chunks have some samples a second
-        time. The samples of this second pass are spread evenly over the run.
+        """The chunks of the series, in the order in which the chunks are measured.
+        The first chunks have each sample once. The last chunks are a second pass: they measure some of the samples
+        again. The samples of the second pass are spread evenly over the run.
 
         Because of the even spread, the second pass covers every period of the run.
         """

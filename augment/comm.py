@@ -1,4 +1,6 @@
-"""Random exchanges at many levels of imbalance (NeuroShard, section 3.1)."""
+"""Draw random exchanges between devices, from balanced to very unbalanced exchanges, to be measured.
+This is the training data of the communication cost model (NeuroShard, section 3.1).
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -159,8 +161,8 @@ class CommAugmentation:
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Place n tables on devices one by one, and return the bytes that each device has in the end, (D,).
-        `weights` (n,) has the bytes of each table.
+        """Place n tables on D devices one by one, and return the sum of the bytes on each device, (D,).
+        `weights` (n,) has the bytes that each table adds to an exchange.
 
         A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random
         device.

@@ -203,9 +203,9 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw a row block of each table, and return the kernel call on these row blocks.
-        Each table is divided into `sharers` equal row blocks. The method also draws a fraction, which may be 0. This
-        fraction of the frequently used rows gets the lowest row numbers of the table.
+        """Draw one row block of each table, and return the kernel call on these row blocks.
+        Each table is divided into `sharers` equal row blocks. A random fraction of each table's frequently used rows,
+        which may be 0, gets the lowest row numbers.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0

@@ -1,5 +1,5 @@
-"""Random plans for measured training steps, with several sharding types and few or many devices.
-The steps are mirrored: one process runs one rank of a larger job.
+"""Draw random plans for measured training steps, with several sharding types and few or many devices.
+The steps are mirrored: one process does the work of one rank of a larger job, and no other rank runs.
 """
 
 from collections.abc import Sequence

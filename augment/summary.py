@@ -22,7 +22,7 @@ MAX_NOISE = 0.5  # above this, the machine is too busy to measure: one pass take
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """The summary of one series of samples: counts, errors, times and noise.
+    """The summary of one series (the samples of one type, such as kernel calls): counts, errors, times and noise.
 
     Attributes:
         measured, failed: number of samples in the directory, first pass.
@@ -49,8 +49,9 @@ class SeriesSummary:
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
-        """Return the summary of all measurements of a series; `wall_s` are the seconds that this run took, and `busy_s`
-        the seconds inside kernels and exchanges.
+        """Return the summary of all measurements of a series (the samples of one type, such as kernel calls).
+        `wall_s` is the time in seconds that this run took to measure the series. `busy_s` is the part of this time
+        inside timed and warm-up runs.
         """
         by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
         several = sorted(by_subset) if len(by_subset) > 1 else ()

@@ -110,8 +110,8 @@ class CommTable:
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
         """Return the measurements of n exchanges between D devices as training examples.
-        The inputs are the normalised features (n, 2 D). The targets are the times of the devices, (n, D), as multiples
-        of `scale_ms`.
+        The inputs are the normalised numbers of columns and start times of the devices, (n, 2 D). The targets are the
+        times of the devices, (n, D), as multiples of `scale_ms`.
         """
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 

@@ -137,7 +137,7 @@ class Fit:
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
     def _from_scratch(self, measured: Measured) -> Pieces:
-        """Return a model of each measured part, fitted from scratch.
+        """Fit a new model to each measured part of a step, and return the models by name of the part.
 
         The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
         kernel.
@@ -247,8 +247,8 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split, and return the predictions by name of the part of a step.
-    Parts without a model or without samples are left out.
+    """Predict the times of all samples in a split, and return the predictions in a dictionary by name of the part of a
+    step, such as "compute". Parts without a model or without samples are left out.
     """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
@@ -282,10 +282,10 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the imbalances of the all-to-alls, with one array for each number of devices. The result is a dictionary
-    from the name of a quantity, which contains the number of devices, to the array. The imbalance of an all-to-all is
-    the most columns that any device sends, divided by the mean over the devices. Each array also contains a 1, the
-    imbalance if all devices send the same number of columns.
+    """Return the imbalance of each all-to-all, in one array for each number of devices. The imbalance is the most
+    columns that any device sends, divided by the mean over the devices: 1 if all devices send the same number of
+    columns. The keys of the result are names such as "columns of the widest of 4 devices over their mean". Each array
+    begins with a 1.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

@@ -89,9 +89,9 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the times (sets,) to subtract from the predicted kernel times, because kernels are faster for sets of
-        narrow tables. There are several limits of the width of tables. If no table of a set exceeds a limit, a learned
-        part of the time is subtracted for this limit.
+        """Return the time that is subtracted from the predicted kernel time of each set of tables, (sets,), because
+        kernels are faster if all tables are narrow. For each limit in `kernel_widths`, a learned part of the time is
+        subtracted if no table of the set is wider than the limit.
 
         Args:
             own: (N,), own costs of the tables.
@@ -160,8 +160,8 @@ class AdditiveNetwork(nn.Module):
 @dataclass(frozen=True)
 @checked
 class Additive(HiddenLayers, ComputeFitter):
-    """Fits an additive model of kernel times: a cost of each table, plus corrections that depend on sums over the
-    tables of a call.
+    """Fits an additive model of kernel times. The time of a kernel call is the sum of one cost for each table in the
+    call, plus learned corrections, because the tables in a call affect each other.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -262,7 +262,9 @@ class Ensemble(ComputeFitter):
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Fit every member from scratch, or fine-tune the members of `start` if `start` is not None."""
+        """Fit every member of the ensemble: from scratch if `start` is None, and otherwise by fine-tuning the members
+        of the ensemble `start`.
+        """
 
         def fitted(number: int, start: Any) -> AdditiveCompute:
             before = number * self.member.epochs  # epochs of the members before this one
@@ -275,8 +277,8 @@ class Ensemble(ComputeFitter):
 
 @dataclass(frozen=True)
 class Regression(ComputeFitter):
-    """Fits a linear regression: one non-negative weight for each feature;
-    the weights minimise the squared relative error.
+    """Fits a linear regression of kernel times on table features: one non-negative weight for each feature. The weights
+    minimise the squared relative error of the kernel times.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -307,7 +309,7 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Fit a linear regression that predicts kernel times from amounts of work, such as moved bytes. Return the
+    """Fit a linear regression that predicts kernel times from F amounts of work, such as moved bytes. Return the
     non-negative coefficients, (F,), in ms per unit of each amount, and the fixed time of a kernel call in ms.
 
     Args:

@@ -74,7 +74,8 @@ _PARTS = {  # the parts of the framework overhead, without the dense network
 
 
 class _RankWork(NamedTuple):
-    """The amounts of work of n ranks in one part of the framework overhead, with the measured times of the part.
+    """Training data for one part of the framework overhead, from n ranks: the amounts of work of each rank, such as the
+    number of kernel calls, and the measured time of this part on the rank.
 
     Attributes:
         amounts: (n, F) of `_AMOUNTS`, as they count for the part.
@@ -113,8 +114,9 @@ class _RankWork(NamedTuple):
 
 
 def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """Return the amounts of work of one rank, in a dictionary by name of the part of the framework overhead. Each value
-    is an array, (F,), with an amount for each kind of work.
+    """Return how much work one rank does in each part of the framework overhead. The result is a dictionary from the
+    name of a part, such as "kernels", to an array (F,), with one amount for each of F kinds of work, such as the number
+    of kernel calls.
     """
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
@@ -155,8 +157,9 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the coefficients of the framework overhead, in a dictionary by name of the part. Each value is an array,
-    (F,), with the ms per unit of each kind of work.
+    """Return the ms per unit of each kind of work in each part of the framework overhead. The result is a dictionary
+    from the name of a part, such as "kernels", to an array (F,), for F kinds of work such as the number of kernel
+    calls.
 
     The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """

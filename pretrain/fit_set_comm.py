@@ -37,9 +37,8 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """Return the predicted transfer times of B devices, (B, 1). The inputs are the features of the devices, (B, F),
-        and `waits`. For each device, `waits` has W statistics of the times for which devices wait for each other, (B,
-        W).
+        """Return the predicted transfer times of B devices, (B, 1). `features` has F features of each device, (B, F).
+        `waits` has W statistics of the time that devices wait for the straggler, the device that starts last, (B, W).
 
         Waits and transfer times are multiples of the scale. See `SetComm` for the formula.
         """
@@ -49,10 +48,9 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two arrays with the non-negative weights in the formula of a transfer time: shares, (G,), and leads,
-        (G, W). The formula has G segments of a transfer that a device can begin while it waits for other devices. W
-        waiting times, each multiplied by a lead, are subtracted from each segment. The rest of the segment is
-        multiplied by a share, and added to the transfer time.
+        """Return the shares, (G,), and the leads, (G, W), in the formula of `SetComm` for the transfer time:
+        segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). G counts the segments of the transfer that
+        a device can begin while it waits, and W counts the statistics in `waits`. No share and no lead is negative.
 
         The shares add up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
         """
@@ -75,8 +73,8 @@ class SetNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class _Devices:
-    """The devices of all measured exchanges: features (n, F), W statistics of the times for which devices wait
-    for each other (n, W) in ms, and transfer times (n,) in ms.
+    """The n devices of all measured exchanges, with F features of each device, (n, F); W statistics of the ms that
+    devices wait for the straggler (see `device_waits`), (n, W); and the transfer time of each device in ms, (n,).
     """
 
     features: FloatArray
@@ -85,9 +83,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between two or more devices. `signs` has one sign for each input feature
-        that the model uses, and the model uses the first len(`signs`) features. All other features of the devices are
-        left out.
+        """Collect the features, waits and transfer times of the devices in all exchanges between two or more devices.
+        `signs` has one sign for each input feature of the model, so only the first len(`signs`) features are kept.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -107,8 +104,9 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return the devices as normalised training examples.
-        Features and waits are inputs, transfer times are targets, and all times are multiples of `scale_ms`.
+        """Return one training example for each device. The inputs are the normalised features and the waits (statistics
+        of waiting times) of the device; the target is the transfer time of the device. Waits and transfer times are
+        multiples of `scale_ms`.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
@@ -170,9 +168,9 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return one sign for each input feature of the communication model. The sign is 1 if the exchange time can only
-    rise when the feature rises, and 0 if the exchange time may rise or fall. If `start`, an earlier model to begin
-    with, is given, the features are the features of `start`.
+    """Return one sign for each input feature of the communication model: 1 if the exchange time can only rise when the
+    feature rises, and 0 if the exchange time may rise or fall. If `start`, an earlier model, is given, return the signs
+    of the features that `start` uses.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """
@@ -184,8 +182,8 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three arrays for the D devices of one exchange: features (D, F), W statistics of the times for
-    which devices wait for each other (D, W) in ms, and transfer times (D,) in ms.
+    """Return three arrays for the D devices of one exchange: F features of each device, (D, F); W statistics of the ms
+    that devices wait for the straggler, the device that starts last, (D, W); and the transfer times in ms, (D,).
     """
     wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)

@@ -1,6 +1,4 @@
-"""Interfaces of fitters, which fit cost models to measurements:
-one class for each kind of cost model, selected in `conf/`.
-"""
+"""Base classes of fitters. A fitter fits one kind of cost model to measurements; files in `conf/` select fitters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -46,7 +44,9 @@ class ComputeFitter(Fitter, ABC):
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
-        """Fit a model to the training samples, from `start` (a model of the same kind) or from scratch (None)."""
+        """Fit a compute model to the training samples of kernel calls, and return the model. `start` is a model of the
+        same kind to fine-tune; None fits a model from scratch.
+        """
 
 
 class CommFitter(Fitter, ABC):
@@ -54,8 +54,10 @@ class CommFitter(Fitter, ABC):
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
-        """Fit a model to the training exchanges in one direction,
-        from `start` (a model of the same kind) or from scratch (None).
+        """Fit a communication model to the training samples of exchanges, and return the model. `start` is a model of
+        the same kind to fine-tune; None fits a model from scratch.
+        `direction` chooses which times of an exchange are used: FORWARD (devices start at different times) or BACKWARD
+        (all devices start together).
         """
 
 
@@ -97,7 +99,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
-    """Return the only value in `values`, which must be the same for all samples.
+    """Return the one value that all samples have, such as the batch size.
 
     Args:
         values: the value of each sample.

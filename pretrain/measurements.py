@@ -146,15 +146,15 @@ class MeasuredCalls:
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the costs of the kernel calls, by name, with their values in the training
-        samples.
+        """Return the quantities that decide the times of the kernel calls, such as "rows" and "dim". The result is a
+        dictionary from the name of a quantity to the values in the training samples.
         """
         return of_calls(loads_of([m.sample for m in self.measured.train]))
 
 
 @dataclass(frozen=True)
 class MeasuredExchange:
-    """All measurements of the exchanges by one collective in one direction.
+    """All measurements of the exchanges by one collective (such as an all-to-all) in one direction.
 
     Attributes:
         direction: "forward" or "backward".
@@ -166,9 +166,9 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the measured times to which the cost model of these exchanges is fitted. Each exchange was
-        measured in two ways. At index FORWARD are the times of exchanges that devices began with delays. At index
-        BACKWARD are the times of exchanges that all devices began together.
+        """The index, FORWARD or BACKWARD, of the measured times to which the cost model of these exchanges is fitted.
+        Every exchange was measured in two ways: for the FORWARD times the devices started with delays, and for the
+        BACKWARD times all devices started together.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -199,8 +199,8 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the costs of the exchanges, by name, with their values in the training
-        samples.
+        """Return the quantities that decide the times of the exchanges, such as "devices" and "bytes from a device".
+        The result is a dictionary from the name of a quantity to the values in the training samples.
         """
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
         return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
@@ -298,8 +298,8 @@ class Measured:
         )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """Return the measurements with at most `max_samples` training samples per part,
-        and at most `max_tables` tables in a kernel call; None sets no limit.
+        """Return the measurements with fewer training samples: at most `max_samples` for each part of a step, and only
+        kernel calls with at most `max_tables` tables. None sets no limit.
         """
         return Measured(
             {call: samples.limited(max_samples, max_tables) for call, samples in self.compute.items()},
@@ -358,9 +358,8 @@ class Measured:
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples of each part of a step, for each split. Column-wise kernel calls and all-to-alls are
-        left out. The result has a dictionary for each part, by name of the part, and each of these dictionaries has the
-        number of samples by name of the split.
+        """The number of samples of each part of a step in each split, such as {"compute.row_wise": {"train": 80,
+        "valid": 10, "test": 10}}. Column-wise kernel calls and all-to-alls are left out.
         """
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})

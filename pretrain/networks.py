@@ -14,7 +14,9 @@ from neuroshard.plumbing.errors import UserError
 
 
 class ComputeNetwork(nn.Module):
-    """The paper's compute network: one network for each table, the sum over the tables of a set, and a head network."""
+    """The paper's compute network, which predicts the times of kernel calls. A table network encodes each table of a
+    call, the encodings are summed over the tables, and a head network predicts the time from the sum.
+    """
 
     def __init__(self, num_features: int, table: tuple[int, ...], head: int) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int
 
 
 def to_mlp(trained: nn.Module) -> Mlp:
-    """Return the trained layers as a network for inference."""
+    """Return the linear layers of `trained` as an `Mlp`, a network that predicts in NumPy, without PyTorch."""
     layers = linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
@@ -79,7 +81,7 @@ class MonotoneNetwork(nn.Module):
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (..., outputs) of the network for inputs (..., F)."""
+        """Return the outputs of the network, (..., outputs), for `inputs` (..., F) with F features each."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
             hidden = nn.functional.linear(
@@ -88,7 +90,9 @@ class MonotoneNetwork(nn.Module):
         return hidden
 
     def to_mlp(self) -> Mlp:
-        """Return the trained layers as a plain network for inference."""
+        """Return this network as an `Mlp`, which predicts in NumPy, without PyTorch. Weights with a wrong sign are set
+        to 0.
+        """
         with torch.no_grad():
             for layer, sign in zip(self._layers, self._signs, strict=True):
                 layer.weight.copy_(_with_sign(layer.weight, sign))

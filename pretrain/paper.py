@@ -29,8 +29,8 @@ from neuroshard.stages.pretrain.training import TrainingSettings, fit
 @dataclass(frozen=True)
 @checked
 class PaperCompute(ComputeFitter):
-    """Fits the paper's compute model: a network per table, the sum over a call's tables,
-    and a head with one hidden layer.
+    """Fits the paper's compute model. A table network encodes each table of a kernel call, the encodings are summed
+    over the tables, and a head with one hidden layer predicts the kernel time from the sum.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -82,7 +82,8 @@ class PaperComm(HiddenLayers, CommFitter):
     hidden: Widths = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
-        """Fit a model to the training exchanges, always from scratch.
+        """Fit a new model to the training samples of exchanges. This fitter cannot fine-tune models, so `start` is
+        ignored.
 
         Raises:
             UserError: the exchanges have several batch sizes or numbers of devices.

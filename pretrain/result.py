@@ -169,8 +169,8 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted and measured times of samples, in ms, and the standard deviation of each prediction over the members of
-    an ensemble. Each array is (n,).
+    """Predicted and measured times in ms, with the standard deviation of each prediction over the members of an
+    ensemble. The arrays have one value for each of n predicted times, (n,).
 
     Exchanges have one value for each device.
 

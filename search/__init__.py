@@ -1,1 +1,1 @@
-"""Stage 3: the search methods, and the commands that search plans for tasks and measure the plans on hardware."""
+"""Stage 3: the search methods, and the commands that search for plans of tasks and measure the plans on hardware."""

@@ -20,7 +20,9 @@ _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """Return a digest of this file and of all files with compiled functions below the directory `search`."""
+    """Return a digest (hash) of all source files with compiled functions below the directory `search`, and of this
+    file. Compiled code on disk is used only if the digest is unchanged.
+    """
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(path for folder in _FOLDERS for path in (search / folder).glob("*.py")):
         if _MARK in (source := path.read_bytes()):
@@ -34,7 +36,7 @@ def jit(function: _Function) -> _Function:
 
 
 def jit_inline(function: _Function) -> _Function:
-    """Compile a small function as a part of the compiled functions that call this function.
+    """Compile a small function, and insert the compiled code into the compiled functions that call the small function.
 
     In a call, numba counts references to the arrays among the arguments, which takes longer than the work of a small
     function.

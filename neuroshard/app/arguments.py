@@ -64,7 +64,8 @@ def _known_flag(word: str) -> str:
 
 def _positional(command: str, paths: Sequence[str], others: Sequence[str]) -> str:
     """Return the setting, as key=value, for paths that the user gave without a key.
-    The key depends on the command. `others` has the settings that the user gave with a key.
+    The key depends on the command: the path in `neuroshard explain plan.json`, for example, is the setting `plans`.
+    `others` has the settings that the user gave with a key.
 
     Raises:
         UserError: the setting is also among the `others`, or takes only one path.
@@ -90,7 +91,9 @@ def _positional(command: str, paths: Sequence[str], others: Sequence[str]) -> st
 
 
 def _is_path(text: str) -> bool:
-    """Return True if an argument is a path without a key; a path may contain "=" if it exists."""
+    """Return True if an argument is a path, not a setting such as key=value.
+    An argument with "=" is a path only if there is a file or directory of this name.
+    """
     if text.startswith("~") and not os.path.lexists(text):
         return False
     return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
@@ -125,9 +128,9 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return the arguments that the user can give for a sweep over some entries of `files`, as one text.
-    These entries are the files that the config `reader` can read. For the config user_file, for example, the text is
-    "tables=user_file tables.path=a.csv,b.csv". If `reader` is None, these entries are the names of configs in `files`.
+    """Return, as text, the arguments of a sweep over the entries of `files` that the config `reader` can read.
+    For the group tables and the config user_file, for example, the text is "tables=user_file tables.path=a.csv,b.csv".
+    If `reader` is None, the sweep is over the entries that are names of configs, as in "tables=one,two".
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

@@ -57,13 +57,14 @@ class KernelTimes(NamedTuple):
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
         """Return the sum of this object and `other`, field by field.
-        The two objects are about different kernel calls of the same plans on the same devices.
+        The two objects are about different tables of the same plans on the same devices. The tables have separate
+        kernel calls.
         """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
     @property
     def evenly(self) -> "KernelTimes":
-        """The kernel times if the devices of each plan share the plan's work evenly."""
+        """The kernel times if each plan's work were spread evenly: every device gets the mean over the D devices."""
         return self._replace(ms=evenly(self.ms), spread_ms=evenly(self.spread_ms), counts=evenly(self.counts))
 
 
@@ -107,8 +108,8 @@ class Step:
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
         """Compute the parts of a step (such as the kernels and the output dist), and return the step.
-        Each element of `works` is a pair: the place of a part in the order of the step, and a function that computes
-        the part. The arrays of the parts have the shape `shape`, (..., D).
+        `works` has a pair for each part: the position of the part in the step (`When`), and a function that computes
+        the part. The arrays of the parts have the shape `shape`, (..., D), for D devices.
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -135,17 +136,17 @@ class Step:
 
     @property
     def compute(self) -> FloatArray:
-        """(..., D) kernel time in ms."""
+        """(..., D) kernel time of each of D devices in ms."""
         return self.ms(COMPUTE)
 
     @property
     def forward(self) -> FloatArray:
-        """(..., D) time of the forward exchange (output dist) in ms."""
+        """(..., D) time of the forward exchange (output dist) on each of D devices in ms."""
         return self.ms(FORWARD)
 
     @property
     def backward(self) -> FloatArray:
-        """(..., D) time of the backward exchange in ms."""
+        """(..., D) time of the backward exchange (gradients of the outputs) on each of D devices in ms."""
         return self.ms(BACKWARD)
 
     @property
@@ -160,7 +161,9 @@ class Step:
 
     @property
     def ready_ms(self) -> FloatArray:
-        """(..., D) time in ms from the start of the step until each device could begin the output dist."""
+        """(..., D) time in ms from the start of the step until each of D devices is ready for the output dist.
+        The time is the sum of the device's counted parts before the output dist, such as the kernels.
+        """
         return _sum(part.ms for part in self.counted if part.when < When.FORWARD)
 
     @property
@@ -250,7 +253,9 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms that every device waits for its host at the end of a step: the minimum over the devices."""
+        """The shortest time in ms that a device waits for its host at the end of a step.
+        Every device waits at least this long.
+        """
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
@@ -268,7 +273,9 @@ class Cost(Step):
 
 
 def _scope_of(part: Part) -> str:
-    """Return the kind of work that a part of a step consists of, as text such as "input dist"."""
+    """Return a text for the kind of work of one part of a step, such as "input dist" or "kernels and exchanges".
+    `Cost.scope` lists these texts.
+    """
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):
@@ -288,7 +295,9 @@ def described_expectation(total_ms: float, expected_ms: float) -> str | None:
 
 
 def described_wait(waited_ms: float) -> str | None:
-    """Return the time that devices wait for their hosts, as text; None if the time rounds to zero."""
+    """Return a text for users about the time `waited_ms` that devices wait for their hosts.
+    Return None if the time rounds to 0.00 ms.
+    """
     if f"{waited_ms:.2f}" == "0.00":
         return None
     return (
@@ -338,7 +347,9 @@ class Prediction:
     scope: Name | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prediction as JSON-ready fields, without rarely used fields that have the default value."""
+        """Return the prediction as a dict that can be written as JSON.
+        Some fields, such as `caveat`, are left out if they have the default value.
+        """
         models = None if self.models is None else self.models.fields
         return as_fields(self, ("expected_ms", "caveat", "counts_input", "scope")) | {"models": models}
 

@@ -69,8 +69,8 @@ class Loads:
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
-        """Return one load for each table, in the order of `tables`.
-        In these loads, a single device has the whole table in device memory.
+        """Return one load for each of n tables, in the order of `tables`.
+        Each load is the work of a device that has the whole table in device memory and looks up the whole batch.
 
         `batch_size` is the global batch size, one for all tables or (n,).
         """
@@ -128,7 +128,9 @@ class Loads:
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
     def at(self, assignments: Sequence[TierAssignment]) -> "Loads":
-        """Return the loads with their tier assignments replaced by `assignments` (n,)."""
+        """Return the loads with their weights in other memory tiers.
+        `assignments` (n,) has the new tier assignment of each load: the tier, and the share of rows in the cache.
+        """
         tier = np.array([TIERS.index(assignment.tier) for assignment in assignments], dtype=np.int64)
         return replace(
             self, tier=tier, cached=np.array([assignment.cached_share for assignment in assignments], dtype=np.float64)
@@ -139,7 +141,9 @@ class Loads:
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Return the loads with `dim` (n,) columns each, as for column shards of the same tables."""
+        """Return the loads of column shards of the same tables: the load at index i gets `dim[i]` columns.
+        `dim` (n,) has a width for each load; nothing else changes.
+        """
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
 
@@ -173,7 +177,7 @@ class LoadSets:
 
     @classmethod
     def alone(cls, loads: Loads) -> "LoadSets":
-        """Return a set for each load; the set has only this load."""
+        """Return n sets for n loads, in the order of `loads`: each set has a single load."""
         return cls(loads, np.ones(len(loads), dtype=np.int64))
 
     @classmethod
@@ -201,7 +205,7 @@ class LoadSets:
 
     @property
     def owners(self) -> IntArray:
-        """(n,) number of the set to which each load belongs."""
+        """(n,) index of the set that contains each of the n loads."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def totals(self, amounts: FloatArray) -> FloatArray:
@@ -210,8 +214,9 @@ class LoadSets:
 
     @property
     def calls(self) -> IntArray:
-        """(B,) type of kernel call of the first load of each set; -1 for an empty set.
-        A type is an index in `CALLS`, the tuple of all types of kernel calls.
+        """(B,) type of kernel call of each of B sets of loads; -1 for an empty set.
+        A type is an index in `CALLS`, the tuple of all types of kernel calls. The first load of a set determines the
+        type, so all loads of a set should have the same type.
         """
         calls = np.full(len(self), -1, dtype=np.int64)
         filled = self.counts > 0
@@ -283,7 +288,7 @@ class Traffic:
     @classmethod
     def joined(cls, several: Sequence["Traffic"]) -> "Traffic":
         """Return one `Traffic` with the plans of all the `Traffic` objects in `several`, in order.
-        All of these must have the same devices and collectives.
+        All the objects must have the same devices and collectives.
         """
         size_bytes = np.concatenate([traffic.size_bytes for traffic in several])
         return cls(size_bytes, np.concatenate([traffic.batch_size for traffic in several]), several[0].host_size)
@@ -293,7 +298,9 @@ class Traffic:
 
     @property
     def evenly(self) -> "Traffic":
-        """The traffic if all devices of a plan send the same number of bytes, and as many in all."""
+        """The traffic if every device sent the mean number of bytes over the D devices, in each plan and collective.
+        The total bytes of each plan stay the same.
+        """
         return replace(self, size_bytes=evenly(self.size_bytes))
 
     @property
@@ -309,15 +316,17 @@ class Traffic:
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def sent_bytes(self, collective: Collective) -> FloatArray:
-        """Return the bytes, (B, D), that each device sends into a collective."""
+        """Return the bytes that each of D devices sends into a collective, for each of B plans, (B, D).
+        For the input dist, these are the bytes that the device receives.
+        """
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the bytes of one collective as a `Traffic` that has no other collectives.
-        In the result, each exchange takes the place of a plan. There is an exchange for each of the B plans and each
-        group of devices that exchange with each other.
+        """Return the exchanges of one collective, as a `Traffic` that has no other collectives.
+        Each exchange takes the place of a plan. If a plan has G groups of devices that exchange with each other, B
+        plans become B x G exchanges.
 
         The bytes are stored as bytes of an all-to-all, so that a model for a single exchange need not know which
         collective the exchange uses.
@@ -331,7 +340,8 @@ class Traffic:
         return Traffic(size_bytes, np.repeat(self.batch_size, len(groups)), host_size)
 
     def groups(self, collective: Collective) -> IntArray:
-        """Return the groups of M devices, (G, M), that exchange with each other in a collective.
+        """Return the groups of devices that exchange with each other in a collective, as device numbers (G, M).
+        There are G groups of M devices each.
 
         For most collectives, one group has all devices. HOST_REDUCE_SCATTER has a group for each host, and
         HOST_ALL_TO_ALL a group for each place on a host, with one device of every host.
@@ -342,8 +352,8 @@ class Traffic:
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Return the traffic with different bytes for the all-to-all.
-        In the all-to-all, each device sends the output embeddings of `dims` (B, D) columns per sample.
+        """Return the traffic of B plans whose devices send `dims` (B, D) output columns per sample into the all-to-all.
+        The bytes of the other collectives are the bytes of this traffic.
 
         If this traffic is of one plan, its other collectives are repeated for all B plans.
         """
@@ -375,6 +385,8 @@ class Traffic:
 
 
 def relative_bytes(precision: Precision) -> FloatArray:
-    """Return the bytes that each collective carries in a data type, divided by the bytes in fp32, (C,)."""
+    """Return the bytes of each of C collectives in a data type, divided by the bytes in fp32, (C,).
+    For fp16, for example, the all-to-all has the value 0.5, and the all-reduce, which stays in fp32, has the value 1.
+    """
     share = precision.element_bytes / ELEMENT_BYTES
     return np.array([1.0 if one in IN_FULL_PRECISION else share for one in Collective])

@@ -1,4 +1,6 @@
-"""Layouts of tables over devices: one module for each family of sharding types, and functions over all families."""
+"""Families of sharding types (layouts): column-wise, row-wise and data-parallel.
+Each family has its own module. This module has functions for tables of all families.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Table-wise and column-wise tables: whole on one device, or split by columns into shards that have all rows."""
+"""Table-wise and column-wise tables: a table is whole on one device, or is split by columns over several shards.
+Every shard has all rows of the table.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -44,22 +46,22 @@ class ColumnWise(Layout):
         check_cover(table, [placement.shard for placement in placements])
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the loads that whole tables cause on the first of `count` devices.
-        These are `loads` unchanged, because the first device has every table whole.
+        """Return the load that each whole table in `loads` causes on the first of `count` devices.
+        The loads are unchanged, because a column-wise table is whole on the first device.
         """
         return loads
 
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return a dict with one entry: for the all-to-all, an array (n,) of the bytes that a device sends for each of
-        n loads. The device sends all outputs of a load.
+        """Return the bytes that each of n loads causes its device to send, as a dict whose only key is the all-to-all.
+        The value is `output_bytes` (n,), because the device sends all outputs of a load.
         """
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason why TorchRec does not support a sequence table in shards of these widths, as text.
-        The reason is that the widths differ. Return None if all widths are equal.
+        """Return a text that says why TorchRec does not support a sequence table in shards of these widths.
+        TorchRec needs shards of equal width. Return None if all widths are equal.
         """
         if len(set(widths)) < 2:
             return None

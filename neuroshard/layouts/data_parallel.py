@@ -70,8 +70,9 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Reduce the data-parallel loads from whole batches to the samples of one device.
-        Return all loads, (n,). The data-parallel loads are at the positions `which` (m,).
+        """Return all loads, (n,), after the data-parallel loads were reduced to the samples of one device.
+        Before, these loads have the samples of the whole batch. `which` (m,) has the positions of the data-parallel
+        loads.
         """
         return _of_own_samples(loads, num_devices, which)
 
@@ -85,21 +86,21 @@ class DataParallel(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return a dict with one entry: for the all-reduce, an array (n,) of the bytes that a device sends for each of
-        n loads. These are the bytes of an fp32 gradient for every weight.
+        """Return the bytes that each of n loads causes its device to send, as a dict whose only key is the all-reduce.
+        The value is an array (n,): the bytes of an fp32 gradient for every weight.
         """
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
     def num_shards(self, devices: int) -> int:
-        """Return 1, because constraints count a data-parallel table as one shard on any number of devices."""
+        """Return 1: for limits such as max_shards, a data-parallel table on any number of devices is one shard."""
         return 1
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Reduce the loads at the positions `which` (m,) to the samples of one device, and return all loads.
+    """Return all loads after the loads at the positions `which` (m,) were reduced to the samples of one device.
 
-    Their lookups, samples and bags are divided by the number of devices, and the reuse histogram becomes that of the
-    smaller batch.
+    The lookups, samples and bags of these loads are divided by the number of devices. Each reuse histogram becomes the
+    histogram of the smaller batch.
     """
     share, reuse = np.ones(len(loads)), loads.reuse.copy()
     share[which] = 1 / num_devices

@@ -26,11 +26,11 @@ class Whole(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """(T,) tables of the task, before they are divided into shards."""
+        """(T,) all tables of the task, before they are divided into shards."""
 
     @property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) tier assignment of each table."""
+        """(T,) tier assignment of each of T tables: the memory tier, and the share of rows in the cache."""
 
     @property
     def topology(self) -> Topology:
@@ -38,8 +38,9 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """A family of sharding types, such as column-wise, with all properties of the family.
-    Each subclass is one family, and has no state.
+    """The rules of a family of sharding types, such as column-wise.
+    A family defines how tables are placed, which loads the shards cause, and which bytes the devices exchange. Each
+    subclass is one family, and its objects have no state.
 
     Attributes:
         form: name of the family.
@@ -93,7 +94,9 @@ class Layout(ABC):
         """
 
     def fits(self, rows: int, count: int) -> bool:
-        """Return True if a table with `rows` rows has enough rows for `count` devices in this family."""
+        """Return True if a table with `rows` rows can be sharded over `count` devices by the rules of this family.
+        Only row-wise tables have a limit: a table must have enough rows that no device gets an empty block of rows.
+        """
         return True
 
     def takes(self, dim: int) -> bool:
@@ -113,7 +116,8 @@ class Layout(ABC):
 
     @abstractmethod
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless the placements cover the table as this family requires.
+        """Raise UserError unless the placements cover the whole table and follow the rules of this family.
+        For example, a data-parallel table must be on every device.
 
         Raises:
             UserError: the message names the table, and the row and column or the device.
@@ -122,8 +126,9 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Reduce this family's loads from whole tables and batches to the rows and samples of the placements.
-        Return all loads, (n,). The loads of this family are at the positions `which` (m,).
+        """Return all loads, (n,), after the loads of this family were reduced to the shards that the devices have.
+        A reduced load has only the rows, lookups and samples that its placement gives to the device. `which` (m,) has
+        the positions of this family's loads.
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
@@ -137,7 +142,7 @@ class Layout(ABC):
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
         """Return the load that each whole table in `loads` causes on the first of `count` devices.
-        The table is sharded over the `count` devices by the rules of this family.
+        Each table is sharded over the `count` devices by the rules of this family.
 
         `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
         """
@@ -146,26 +151,27 @@ class Layout(ABC):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return a dict: for each collective of this family, an array (n,) of the bytes that a device sends for each of
-        n loads.
+        """Return the bytes that each of n loads causes its device to send, as a dict from collectives to arrays (n,).
+        The keys are the collectives of this family: for column-wise tables, for example, the all-to-all.
 
         The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output
         embeddings in a batch, at the width of the load.
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal parts into which this family divides the samples of a batch for the lookups.
+        """Return the number of equal parts of a batch of which each device looks up one part.
+        The result is 1 if every device looks up the whole batch.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Return the number of shards that constraints count for a table that is on this number of devices."""
+        """Return the number of shards that limits such as `max_shards` count for a table on `devices` devices."""
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason why TorchRec does not support a sequence table in shards of these widths, as text.
+        """Return a text that says why TorchRec does not support a sequence table in shards of these widths.
         Return None if TorchRec supports the table.
 
         Each shard is on a different device. The text follows "is a sequence table".
@@ -177,8 +183,8 @@ class Layout(ABC):
         return self.type_names[0]
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that permit these placements of a table.
-        A rule allows the placements if the rule names at least one of these types.
+        """Return the names of the sharding types for which these placements of a table are valid.
+        A constraint on the sharding type permits the placements if the constraint lists at least one of these names.
         """
         return self.sharding_types(placements, topology)
 

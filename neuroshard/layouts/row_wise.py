@@ -68,8 +68,9 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Reduce the row-wise loads from whole tables to the rows of the blocks, and to the lookups of these rows.
-        Return all loads, (n,). The row-wise loads are at the positions `which` (m,).
+        """Return all loads, (n,), after the row-wise loads were reduced from whole tables to blocks of rows.
+        A reduced load has only the rows of its block and the lookups of these rows. `which` (m,) has the positions of
+        the row-wise loads.
         """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
@@ -95,8 +96,8 @@ class RowWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return a dict with an entry for each collective of row-wise tables.
-        The entry is an array (n,) of the bytes that a device sends into the collective for each of n loads.
+        """Return the bytes that each of n loads causes its device to send, as a dict from collectives to arrays (n,).
+        The keys are all collectives that row-wise tables use.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
@@ -111,8 +112,8 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason why TorchRec does not support a row-wise sequence table in blocks of these widths, as text.
-        The reason is that some devices have no block of the table. Return None if every device has a block.
+        """Return a text that says why TorchRec does not support a row-wise sequence table in blocks of these widths.
+        TorchRec needs a block of the table on every device. Return None if every device has a block.
         """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
@@ -128,7 +129,7 @@ class RowWise(Layout):
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
         """Return the sharding types that a TorchRec plan may state for these blocks of rows.
-        These are all types of the family if one host has all devices.
+        If one host has all devices, these are row_wise, table_row_wise and grid_shard.
         """
         if topology.domain_size == topology.num_devices:
             return set(self.words)

@@ -41,14 +41,16 @@ def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
 
 
 def types_of(*forms: Form) -> tuple[str, ...]:
-    """Return the names of all sharding types that belong to the given families.
-    The families are column-wise, row-wise and data-parallel.
+    """Return the names of all sharding types of the given families.
+    The family row-wise, for example, has the names row_wise, table_row_wise and grid_shard.
     """
     return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
 
 
 def with_cases(types: Collection[str]) -> frozenset[str]:
-    """Return the sharding types and the types that they include; column_wise, for example, includes table_wise."""
+    """Return `types` and all sharding types that are special cases of a type in `types`.
+    For example, table_wise is a special case of column_wise.
+    """
     return frozenset(types).union(*(cases for name, cases in _CASES.items() if name in types))
 
 

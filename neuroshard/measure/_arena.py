@@ -1,4 +1,5 @@
-"""A block of CPU memory that the weights of all operators in memory share; all pages are allocated in advance.
+"""A buffer of CPU memory that all prepared kernel calls share for their weights.
+All pages of the buffer are allocated before kernel calls are timed.
 
 If each sample allocated new weights, page faults would take longer than the kernels. It does not matter to a measured
 time that the rows of operators overlap: the cache is flushed before every run, and each operator starts at a random
@@ -22,7 +23,7 @@ class Arena:
         self._buffer = torch.empty(0, dtype=dtype)
 
     def reserve(self, elements: int) -> None:
-        """Grow the buffer, if necessary, to at least `elements` elements of memory that is already paged in.
+        """Grow the buffer to `elements` elements if the buffer is smaller. All memory of the grown buffer is paged in.
         Tensors that were taken from the buffer earlier stay valid.
 
         Raises:

@@ -61,9 +61,9 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return a list, (m,), with an entry for each of the m devices of this group.
-        The entry is the number of elements that the device sends to every single device of the group. A device sends
-        the same number of elements to each of the m devices.
+        """Return the number of elements that each of the m devices of this group sends to every single device, a list
+        (m,).
+        The number is the same for all m receiving devices, which include the sending device.
 
         `size_bytes` (D,) has the bytes that each of all D devices sends in total. For an input dist, `size_bytes` has
         the bytes that each device receives, and the result has the number of elements that each device of this group
@@ -72,9 +72,8 @@ class Circle:
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return the entry of this device in `shares`.
-        `shares` (m,) has an entry for each of the m devices of this group: the number of elements that the device
-        exchanges with every single device of the group.
+        """Return the number of elements that this device exchanges with every single device of the group.
+        `shares` (m,) is the list that `share` returns, with an entry for each of the m devices of the group.
         """
         return shares[self.ranks.index(self.rank)]
 
@@ -137,8 +136,8 @@ def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) ->
 
 
 def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange that sums the gradients of whole tables over all devices (all-reduce).
-    Both directions are the same.
+    """Return the functions of an all-reduce, which sums the gradients of whole tables over all devices.
+    The forward function and the backward function are the same.
     """
     gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
     both = partial(dist.all_reduce, gradient, group=circle.group)
@@ -146,8 +145,8 @@ def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange that sends indices to the devices that have the rows.
-    The exchange first sends the number of elements, then the indices and lengths. Both directions are the same.
+    """Return the functions of an input dist, which sends indices and lengths to the devices that have the rows.
+    The exchange first sends the numbers of elements, and then the elements. Forward and backward function are the same.
     """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)

@@ -32,8 +32,8 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
         """Return a key for a shard. One kernel call looks up all shards of a device that have the same key.
-        The key has the type of the call (as an index in `CALLS`), the bytes per weight, and the width of the shard (0
-        if the table is pooled).
+        The key is a tuple of the type of the call (as an index in `CALLS`), the bytes per weight, and the width of the
+        shard (0 if the table is pooled).
         """
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
@@ -53,7 +53,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
-    """Return one tier assignment for all tables of a kernel call.
+    """Return the tier assignment of a kernel call, which applies to all tables of the call.
     Cached tables share one cache, which has room for the cached rows of all tables.
     """
     first = placements[0].tier_assignment
@@ -66,8 +66,8 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with another reuse histogram: the histogram for one of `shares` equal parts of a batch.
-    The reuse histogram of `table` is for the whole batch.
+    """Return the table with the reuse histogram of the lookups in one of `shares` equal parts of a batch.
+    The reuse histogram of the given table is for the whole batch.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))

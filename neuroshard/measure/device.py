@@ -58,7 +58,7 @@ class Device(ABC):
         """Keep the device busy while the host launches the work that is timed."""
 
     def set_aside(self, flush_bytes: int, free_bytes: int) -> None:
-        """Reserve `flush_bytes` of memory, which is written to flush the cache.
+        """Reserve a buffer of `flush_bytes` in device memory. `time_ms` writes this buffer to flush the cache.
         Raise UserError if `free_bytes` is less than `flush_bytes`.
         """
         if flush_bytes > free_bytes:
@@ -138,7 +138,7 @@ class CudaDevice(Device):
         self.set_aside(max(flush_bytes, 2 * l2_bytes), torch.cuda.mem_get_info(self.torch_device)[0])
 
     def occupy(self) -> None:
-        """Keep the GPU waiting for about 1 ms.
+        """Keep the GPU busy for about 1 ms, so that the measured time does not include the time of launches.
         The host needs 0.5 to 1 ms to launch a fused call and the backward pass.
         """
         torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]

@@ -35,8 +35,9 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """Assigns numbers to samples. A sample that is measured again keeps its number.
-    The times of samples with the same number show how the machine's speed changes.
+    """Gives each sample a number, under which the measurements of the sample are stored.
+    A sample that is measured again keeps its number, so the times with the same number show how the machine's speed
+    changes.
 
     Attributes:
         chunks: where measurements are stored; None stores nothing.
@@ -49,8 +50,8 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Return the samples with numbers, seeds and splits (training or validation), ready to be measured.
-        Exchanges that differ only in start delays get the same split.
+        """Return the samples with numbers, seeds and splits (training or validation), as `Due` samples that a recorder
+        measures. Exchanges that differ only in start delays get the same split.
         """
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
@@ -67,14 +68,17 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """The places where the kernel calls and exchanges of measured plans are stored; by default nothing is stored."""
+    """Records of the kernel calls and of the exchanges that are measured to find the costs of plans.
+    By default, no measurements are written to disk.
+    """
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
     exchanges: Numbers[CommSample] = field(default_factory=Numbers)
 
     @classmethod
     def of_run(cls, run: Path, hardware: Hardware) -> "PlanRecords":
-        """Start records in the directory of a run, or continue the records that the directory already has.
+        """Return records that store measurements in the directory of a run.
+        If the directory already has records, new measurements are added to the existing records.
 
         Raises:
             UserError: the records were measured on other hardware, or are damaged.
@@ -88,9 +92,9 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict with the number (id) of each stored sample.
-    The keys are the samples as they were before the measurement. The measurement adds the counts of lookups in row
-    blocks to a sample, so the keys do not have these counts.
+    """Return a dict from each stored sample to the sample's number.
+    The keys are the samples without the lookups in row blocks, which are counted only during a measurement. So a sample
+    that is due to be measured is found in the dict if it was measured before.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
@@ -108,8 +112,8 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return a copy of the table under the first of the names `name`, `name (2)`, ... that is free in `there`, or that
-    an equal table in `there` already has. If the name was free, the copy is also added to `there`.
+    """Return a copy of the table under the first of the names `name`, `name (2)`, ... that no different table in
+    `there` has. If no table in `there` has this name, the copy is also added to `there`.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
@@ -119,8 +123,8 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return a copy of the table with fixed values for width, number of features and pooling.
-    Each measurement stores these properties separately, so they are ignored when tables are compared.
+    """Return a copy of the table with fixed values for width, number of features and pooling, so that a comparison of
+    two copies ignores these properties. Each measurement stores these properties separately.
     """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
@@ -176,9 +180,9 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """Measure all kernel calls of the plans, and return the times and the errors.
-    The times are a list with an array (D,) for each plan: the sum of the ms of all kernel calls on each device. The
-    errors are a dict of texts, by the index of the plan.
+    """Measure all kernel calls of the plans, and return the compute times and the errors.
+    The compute times are a list with an array (D,) in ms for each plan: the total time of all kernel calls on each of D
+    devices. The errors are a dict from the index of a plan to the error that stopped a measurement of this plan.
     """
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
@@ -205,9 +209,9 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure the exchanges of P plans that have the same number of devices.
-    Return the cost of each plan or, as text, the error that stopped the plan's measurement. `compute` has the compute
-    time of each device, (P, D) ms.
+    """Measure the exchanges of P plans that have the same number of devices D, and return the cost of each plan.
+    The cost consists of the compute times `compute` (P, D), in ms, and the measured exchange times. If the measurement
+    of a plan failed, the error as text replaces the cost.
     """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
@@ -215,9 +219,9 @@ def _measure_exchanges(
     def measured(
         name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
     ) -> Part:
-        """Measure the exchanges of all P plans in one direction, and return these exchanges as one `Part` of the step.
-        The part has the total time of the exchanges on each of D devices, (P, D) ms. The first exchange of every plan
-        is measured first, then the second exchange of every plan, and so on.
+        """Measure the exchanges of all P plans in one direction (such as forward), and return the times as one `Part`
+        of the step. The times are (P, D) ms: the total time of a plan's exchanges on each of D devices. The first
+        exchange of every plan is measured first, then the second exchange of every plan, and so on.
 
         A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
         """

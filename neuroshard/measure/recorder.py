@@ -59,8 +59,8 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges for all numbers of devices above 1 in `topologies`, before any exchange is
-        measured. Under torchrun, the other processes wait until this process opens the meters.
+        """Open the meters of exchanges for the numbers of devices of all `topologies`, before any exchange is measured.
+        A single device needs no meter. Under torchrun, the other processes wait until this process opens the meters.
 
         Raises:
             UserError: torchrun started another number of processes.

@@ -140,8 +140,8 @@ class SetComm(Stored, CommModel):
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the transfer time of each device in B exchanges, (B, D) ms:
-        above 0, or 0 if there is only one device.
+        """Predict the time that each of D devices still needs after the straggler has started, in B exchanges, (B, D)
+        ms. The straggler is the device that starts last. The times are above 0, or 0 if there is only one device.
         """
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
@@ -151,8 +151,9 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments (`Outline`). Each segment is an amount of
-        transfer time in ms. A device that waits for the straggler completes a part of some segments during the wait.
+        """Return the transfer time of each device as a weighted sum of segments, which are times in ms (`Outline`).
+        If a device waits for the straggler (the device that starts last), some of these segments are shorter, because
+        the device does a part of the transfer during the wait.
 
         From the segments, the times at many start delays are computed quickly. The result is exact, because this model
         itself adds up segments.
@@ -162,9 +163,9 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the amounts of transfer time (segments) of each device in B exchanges, in ms, (B D, 1 + G).
-        The first segment begins after the last device has started. The G other segments may begin earlier: while a
-        device waits for the last device, it completes a part of these segments.
+        """Return the segments (pieces of transfer time) of each of D devices in each of B exchanges, (B D, 1 + G) ms.
+        Devices wait for the straggler, the device that starts last. The first segment begins after this wait. A device
+        may complete a part of each of the G other segments during the wait.
         """
         features = set_features(traffic)
         if self.sees_hosts:
@@ -182,8 +183,9 @@ class SetComm(Stored, CommModel):
 
     def check(self) -> None:
         """Raise ValueError if the network or its weights are invalid.
-        The network must have the right numbers of inputs (features) and outputs (segments, which are amounts of
-        transfer time), the weights of the segments must be valid, and predicted costs must not overflow.
+        The network needs one input for each feature, and one output for each segment (piece of transfer time). The
+        weights of the segments must not be negative, and must not add up to more than 1. Predicted costs must not
+        overflow.
         """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
@@ -231,8 +233,9 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the input features of `SetComm`, (..., F): the logarithms of all amounts in `amounts`, of the batch size,
-    and of the number of devices. Each array in `amounts` has the shape (...,).
+    """Return the input features of `SetComm`, (..., F), as binary logarithms.
+    The features are log2(1 + amount) for each array in `amounts`, log2 of the batch size, and log2 of the number of
+    devices. The first array in `amounts` has the shape (...,), and the other arrays are broadcast to this shape.
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -295,9 +298,9 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic (`Coverage`).
-        The result is the coverage of only one collective: the collective that is farthest from published measurements.
-        Return None if all models were fitted to measurements.
+        """Return how well published measurements cover the exchanges of this traffic (`Coverage`).
+        The result is for the collective that the measurements cover worst. Return None if no model is computed from
+        published measurements.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
@@ -307,17 +310,18 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the moment at which the straggler starts until each device has ended all exchanges, (B,
-        D).
+        """Predict the transfer time of each of D devices in each of B plans, (B, D) ms.
+        The transfer time begins when the straggler, the device that is ready last, starts its first exchange. The
+        transfer time ends when the device has ended all exchanges.
         """
         if _only_all_to_alls(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the times of all collectives that carry bytes.
-        The collectives run one after the other. Return a `Chain` with the total time on each device, (B, D) ms, and
-        with the time of each collective on each device, (B, D) ms.
+        """Predict the times of collectives that run one after the other, for each of B plans.
+        Return a `Chain` with the total time on each device, (B, D) ms, and the time of each collective on each device,
+        (B, D) ms. Collectives that carry no bytes are left out.
 
         The time of the first collective includes the wait for the straggler. If no collective carries bytes, the total
         is only this wait.
@@ -333,11 +337,10 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments (`Outline`).
-        Each segment is an amount of transfer time in ms. The first segments belong to the all-to-all; if there are
-        other collectives, one last segment has the time of all of them. A device that waits for the straggler, which is
-        the last device to start, may complete a part of the all-to-all during the wait, but no part of the last
-        segment.
+        """Return the transfer time of each device as a weighted sum of segments, which are times in ms (`Outline`).
+        The first segments are for the all-to-all. If there are other collectives, one last segment has the time of all
+        other collectives. If a device waits for the straggler (the device that starts last), segments of the all-to-all
+        can be shorter, but the last segment has the same length.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):

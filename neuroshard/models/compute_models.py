@@ -66,8 +66,9 @@ class AdditiveCompute(Stored, SumModel):
     scale_ms: Scale
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + K): the cost of the shard by itself, and K amounts
-        from which interactions between shards are computed.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K), which `head` adds up over the shards of a kernel
+        call. The first element is the cost of the shard by itself. From the sums of the K other elements, `head`
+        computes the interactions between shards.
 
         Amounts that add to the cost only up to a limit are negative.
         """
@@ -79,9 +80,9 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that computes the ms of a kernel call from a vector of 1 + K elements: the sum of the vectors of all
-        shards in the call. The first element is the sum of the shards' costs, and is used unchanged. The other K
-        elements pass through the hidden layer.
+        """The head that computes the time of a kernel call in ms from the sum of the vectors of all shards in the call.
+        The first element of the sum is the sum of the shards' own costs; the head uses this element unchanged. The K
+        other elements pass through the hidden layer, which computes corrections for interactions between shards.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
@@ -102,9 +103,9 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """Additive model that also predicts the savings of kernel calls without wide tables.
-    The model has several limits of the table width (`NarrowCalls`). For each limit, a kernel call is faster if no table
-    in the call is wider than the limit.
+    """Additive model that also predicts how much faster a kernel call is if all of its tables are narrow.
+    The model has several limits of the table width (`NarrowCalls`). For each limit, a call saves a share of its cost if
+    no table in the call is wider than the limit.
 
     Attributes:
         kernel_widths: (W,) rising limits.
@@ -118,8 +119,9 @@ class ByWidestCompute(AdditiveCompute):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Return a vector for each of n shards (`loads`), (n, 1 + K + W).
-        The vector consists of the 1 + K elements of the additive model, and one saving for each of W width limits. The
-        saving is the part of the shard's cost that is saved if no table in the kernel call is wider than the limit.
+        The first 1 + K elements are the vector that `AdditiveCompute` computes. The other elements are savings, one for
+        each of W width limits: the part of the shard's cost that is saved in kernel calls without tables wider than the
+        limit.
 
         If the shard itself is wider than the limit, the saving is a large negative number.
         """
@@ -128,7 +130,9 @@ class ByWidestCompute(AdditiveCompute):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the additive model, extended so that the savings of calls without wide tables are subtracted."""
+        """The head that computes the time of a kernel call: the time by the additive model, minus the savings of calls
+        without wide tables.
+        """
         return self._narrow.less_saved(super().head)
 
     @property
@@ -136,9 +140,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if `saved` is invalid.
-        For each limit, `saved` must have a share of at least 0 and below 1: the share of the costs that a kernel call
-        saves if no table in the call is wider than the limit.
+        """Raise ValueError if the additive model, the width limits or `saved` are invalid.
+        The width limits must rise. For each limit, `saved` must have a share of at least 0 and below 1: the share of
+        the costs that a kernel call saves if no table in the call is wider than the limit.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
@@ -166,14 +170,17 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H): the concatenated vectors of all members.
-        H is the sum of the widths of the members' vectors.
+        """Return a vector for each of n shards (`loads`), (n, H).
+        The vector of a shard consists of the vectors that all members of the ensemble compute for the shard, one after
+        the other. H is the total length of these vectors.
         """
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head of the ensemble: the concatenated heads of all members, with equal weights."""
+        """The head that computes the mean of the members' times: one head with the elements of all members' heads,
+        which have equal weights.
+        """
         heads = [member.head for member in self.members]
         share = 1 / len(heads)
         return ReluHead(
@@ -233,7 +240,9 @@ class RegressionCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the fixed cost of a kernel call to the sum of the costs of its shards."""
+        """The head that computes the time of a kernel call: the sum of the costs of all shards in the call, plus a
+        fixed cost per call.
+        """
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def check(self) -> None:
@@ -282,6 +291,9 @@ class NeuralCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head network without its first matrix multiplication, which `embed` has already done."""
+        """The head that computes the time of a kernel call from the sum of the vectors of all shards in the call.
+        The head is the paper's head network without the first matrix multiplication, which `embed` has already done for
+        each shard.
+        """
         weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
         return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)

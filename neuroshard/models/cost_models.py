@@ -186,8 +186,9 @@ class CostModels:
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> "CostModels":
-        """Return a copy of these cost models that also counts the framework overhead of TorchRec, and predicts the time
-        of kernels inside a training step instead of alone.
+        """Return a copy of these cost models for training steps in TorchRec.
+        The costs that the copy predicts include the framework overhead of TorchRec. Kernel times are the times of
+        kernels inside a training step, which differ from the times of kernels that run alone.
 
         The choice of the models says so.
 
@@ -215,8 +216,8 @@ class CostModels:
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types (`Form`) whose costs the models of kernels, of forward exchanges and of
-        backward exchanges can all predict.
+        """The families of sharding types (`Form`, such as row-wise) whose kernel times, forward exchanges and backward
+        exchanges can all be predicted.
         """
         return self.compute.forms & self.forward.forms & self.backward.forms
 
@@ -251,9 +252,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if the models cannot predict the time of kernel calls of type `call`.
-        Only calls of sequence tables and calls of tables in host memory are checked. `what` is the name for sequence
-        tables in the error message.
+        """Raise UserError if the models cannot predict kernel calls of type `call`, and these calls look up sequence
+        tables or tables in host memory. Other types of calls are not checked. `what` names sequence tables in the error
+        message.
         """
         if call in self.compute.calls:
             return
@@ -306,23 +307,23 @@ class CostModels:
         return "models without a name" if self.choice is None else str(self.choice)
 
     def in_torchrec_if_known(self) -> "CostModels":
-        """Return a copy that counts the framework overhead of TorchRec (`in_torchrec`) if the models know this overhead
-        and the user did not choose a `framework`; otherwise the unchanged models.
+        """Return models that include the framework overhead of TorchRec (`in_torchrec`), if the overhead is known and
+        the user did not choose a `framework`. Otherwise, return the models unchanged.
         """
         unset = self.choice is None or self.choice.framework is None
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return a copy of the models with changed settings in `choice`, which is the `ModelChoice` by which the models
-        were loaded. The keyword arguments `settings` are the new values. Models made in Python have no `choice`, and
-        are returned unchanged.
+        """Return a copy of the models with changed settings in `choice`, for example `_chosen(dense_ms=8.0)`.
+        `choice` has the name and the settings with which the models were loaded. Models made in Python have no
+        `choice`, and are returned unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Return a copy of the models that knows the framework overhead of TorchRec, if the models come from a
-        datasheet and do not know this overhead. The overhead was measured on an H100, and is scaled by memory
-        bandwidth. All other models are returned unchanged.
+        """Add the framework overhead of TorchRec to models of a datasheet that lack this overhead, and return the new
+        models. The overhead was measured on an H100, and is scaled by memory bandwidth. Models that are not from a
+        datasheet, and models that know the overhead, are returned unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -344,7 +345,7 @@ class CostModels:
 
     def with_dense_ms(self, dense_ms: float) -> "CostModels":
         """Return a copy of the models for training steps whose dense network takes `dense_ms` ms on a device.
-        If the dense network takes longer, devices wait for a shorter time until their hosts launch work.
+        The longer the dense network takes, the less time devices spend waiting until their hosts launch work.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
@@ -378,8 +379,8 @@ class CostModels:
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[Message, ...]:
-        """Return a tuple with a warning if predicted costs do not include the overhead of `framework`.
-        The tuple is empty if predicted costs include framework overhead.
+        """Return a warning, as a tuple with one message, if predicted costs do not include the overhead of `framework`.
+        Return an empty tuple if predicted costs include framework overhead.
         """
         if self.of_whole_steps:
             return ()
@@ -476,8 +477,9 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return a copy of the models in which each analytic exchange model is replaced by the result of `change` for
-        this model. Return the unchanged models if no exchange model is analytic.
+        """Return a copy of the models for other links between devices: `change` is called with each analytic exchange
+        model, and its result replaces this exchange model. Analytic models are computed from a datasheet. Return the
+        unchanged models if no exchange model is analytic.
         """
         from neuroshard.models.links import with_links
 

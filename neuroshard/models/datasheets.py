@@ -138,7 +138,8 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """The published and the predicted times of a group of P published points, in ms.
+    """A group of P published times of kernel calls or exchanges, and the predicted times for the same calls or
+    exchanges, in ms.
 
     Attributes:
         group: name of the group, such as "alltoall, 8 devices".
@@ -176,9 +177,9 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return the errors of predicted exchange times, as a dict of texts.
-    The dict has one text for each collective on each published machine. A key names the collective, the links and the
-    machine, and over PCIe also the number of devices.
+    """Compare predicted exchange times with times that were published for several machines.
+    Return a dict of texts about the errors, with one text for each collective on each machine. A key names the
+    collective, the links and the machine, and over PCIe also the number of devices.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

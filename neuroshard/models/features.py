@@ -32,7 +32,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 def _pooled(loads: Loads) -> FloatArray:
     """Return the mean number of lookups per sample for each of n shards (`loads`), (n,).
-    The mean must be above 0, so a shard of a row-wise table counts at least one lookup for the whole batch.
+    A row-wise shard without lookups counts with one lookup in the whole batch, because the logarithm of 0 does not
+    exist.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -102,8 +103,8 @@ class FeatureSet:
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """Return the feature set called `name`, after checking the names of the features in this set.
-        In the installed version of NeuroShard, the names must equal `columns`, (F,).
+        """Return the feature set called `name`, after checking that the features of this set are `columns`, (F,), in
+        this version of NeuroShard.
 
         Raises:
             UserError: no feature set has the name, or the set has other features in this version.
@@ -132,17 +133,17 @@ class FeatureSet:
 
     @property
     def adds_up(self) -> BoolArray:
-        """For each feature, (F,), True if the feature is the logarithm of an amount, such as lookups or bytes, that
-        adds up over tables.
+        """For each of F features, True if the feature is the logarithm of a size or a count, such as bytes or lookups,
+        (F,). Sizes and counts of several tables can be added up.
 
         False for features of the distribution of lookups.
         """
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Return the features of n shards, (n, F), with amounts in place of logarithms: each feature that is the
-        logarithm of an amount, such as bytes, is replaced by the amount itself. `values` (n, F) are the features with
-        logarithms.
+        """Return the features of n shards, (n, F), with amounts in place of logarithms.
+        Each feature x in `values` (n, F) that is a binary logarithm, such as log_bytes_read, is replaced by the amount
+        2^x; other features are unchanged.
         """
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()

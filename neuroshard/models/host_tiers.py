@@ -177,9 +177,9 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head for kernel calls of tables in host memory. It adds two times to the time from the head of `base`,
-        the model for device memory. One is the fixed time of the cache. The other is the time of the link and the cache
-        for the shards, in ms, which is one more element at the end of the vectors.
+        """The head that turns the summed vectors of shards in host memory into the ms of their kernel call.
+        The ms are the time of the call in device memory, from the head of `base`, plus the fixed time of the cache,
+        plus the last element of the summed vectors: the ms of the link and the cache for all shards.
         """
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
@@ -192,8 +192,9 @@ class BehindLink(SumModel):
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms: the same as
-        in device memory, because the time of the link does not differ between the members.
+        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms.
+        The result is the same as for these calls in device memory, because all models of the ensemble add the same time
+        for the link to the host and the cache.
         """
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 

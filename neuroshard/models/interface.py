@@ -22,8 +22,9 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published measurements are to the case whose cost is predicted.
-    `str` converts a value to words for people, such as "extrapolated from published measurements".
+    """How near published measurements are to the case whose cost is predicted. For example, the cost can be
+    interpolated between measurements, or extrapolated from measurements.
+    `str` converts a value to a text for people, such as "extrapolated from published measurements".
 
     Attributes:
         COVERED: the cost is between published measurements of the same type of device and of call.
@@ -116,14 +117,16 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Return a head for vectors with a single element, which is the cost of a shard in ms. The head adds `offset`
-        ms to the sum of the costs, and replaces negative times by 0.
+        """Return a head for shards whose vector has only one element: the cost of the shard in ms.
+        The head returns the sum of the costs of the shards in a kernel call, plus `offset` ms, or 0 if this sum is
+        negative.
         """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Return a copy of this head for vectors with one more element at the end. The additional element is a time in
-        ms, which the copy adds to the time that this head computes.
+        """Return a head for vectors that have one more element at the end: a time in ms.
+        The returned head computes a time from the other elements, as this head does, and adds the last element to this
+        time.
 
         `offset_ms` is added to all times.
         """
@@ -137,16 +140,17 @@ class ReluHead:
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """Convert weighted sums, (...,), to times in ms, (...,): add the offset, replace negative values by 0, and
-        scale.
+        """Return times in ms, (...,), from weighted sums, `score` (...,): a time is (score + offset) * scale_ms, or 0
+        if the result is negative.
         """
         return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The time that is saved in kernel calls without wide tables. There are W limits of the table width, in columns.
-    For each limit, all tables in a kernel call save a share of their cost if none of them is wider than the limit.
+    """The time that a kernel call saves if none of its tables is wide. There are W limits of the table width, such as
+    32, 64 and 128 columns. If no table in a call is wider than a limit, every table in the call saves a share of its
+    cost.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -163,9 +167,10 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the cost that each of n tables saves in kernel calls without wide tables, (n, W). There is one saving
-        for each of W width limits: the table saves this part of its cost if no table in the kernel call is wider than
-        the limit. `cost` (n,) are the costs of the tables in a call with wide tables, and `dim` (n,) are their widths.
+        """Return the cost that each of n tables saves if no table in the kernel call is wider than a limit, (n, W).
+        There is one saving for each of W limits of the table width.
+        `cost` (n,) has the costs of the tables in a call with wide tables, and `dim` (n,) the widths of the tables in
+        columns.
 
         The savings of several limits add up. If the table itself is wider than a limit, the saving (d_w) is a large
         negative number.
@@ -179,9 +184,10 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the cost of a table in a kernel call, as a share of the table's cost in a kernel call with wide
-        tables. The share depends on the width of the widest table in the call. `dim` (n,) has n such widths, in
-        columns, and the result has a share for each of them, (n,).
+        """Return the cost of a table in a kernel call as a share of the table's cost in a kernel call with wide tables,
+        (n,). `dim` (n,) has n widths of the widest table in the call, in columns.
+        The share is 1 if the widest table is wider than all limits. Each limit that the widest table does not exceed
+        makes the share smaller.
         """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
@@ -189,16 +195,18 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return shares of a table's cost for n widths `dim`, (n,), as `left_of` does, but without jumps from one width
-        to the next. The shares are interpolated between the width limits, and rise to 1 at twice the largest limit.
+        """Return the cost of a table in a kernel call as a share of the table's cost in a kernel call with wide tables,
+        (n,). `dim` (n,) has n widths of the widest table in the call, in columns.
+        `left_of` returns shares that jump at each width limit. Here the shares are interpolated between the limits, and
+        rise to 1 at twice the largest limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return a copy of `head` that subtracts the savings of a kernel call from the time of the call. The copy takes
-        vectors with W additional elements at the end, which are the savings at each of W width limits (`saved_of`).
+        """Return a copy of `head` that also subtracts the time that a kernel call saves if none of its tables is wide.
+        The copy takes vectors with W more elements at the end: the savings for each of W width limits (`saved_of`).
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -219,8 +227,8 @@ class SumModel(ComputeModel):
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H).
-        `head` turns the sum of the vectors in a kernel call into a time.
+        """Return a vector of H numbers for each of n shards (`loads`), (n, H).
+        The vectors of all shards in a kernel call are added up, and `head` turns the sum into the time of the call.
         """
 
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -308,10 +316,10 @@ class CommModel(ABC):
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfer time of each device as a weighted sum of segments, which are amounts of ms (`Outline`).
-        By default there is only one segment: the whole transfer time if no device waits. Waits do not shorten this
-        segment. Subclasses may return segments that get shorter if devices wait for the straggler (the last device to
-        start).
+        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
+        wait for the straggler (the last device to start).
+        By default the waits have no influence: the description has one segment, the transfer time if no device waits.
+        Subclasses may return segments that waits shorten.
 
         From the segments, the times at many start delays are computed quickly.
         """
@@ -376,9 +384,10 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part in each of B plans, (B,), if all devices of a plan have equal work. The ms are
-        equal on all devices of a plan. They do not include the ms that single shards add, because the function that
-        `of_shards` returns predicts these ms. Callers add up both.
+        """Predict the ms of this part of a step in each of B plans, (B,), without the ms that each shard adds. All
+        devices of a plan have equal work.
+        The function that `of_shards` returns predicts the ms that each shard adds. The time of the part is the sum of
+        both.
 
         By default 0.
 
@@ -392,8 +401,9 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Times of exchanges that run one after the other: the total on each device, (B, D) ms, and the time of each
-    exchange since the end of the previous exchange, (B, D) ms.
+    """Times of exchanges that run one after the other, on D devices in B plans. `total_ms` (B, D) is the time of all
+    exchanges together. `each_ms` has the time of each exchange, (B, D), by collective: the time since the end of the
+    previous exchange.
     """
 
     total_ms: FloatArray
@@ -402,9 +412,10 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfer times of devices in B exchanges. Each transfer time is a weighted sum of P segments, which are amounts
-    of ms. If devices wait for the straggler (the last device to start), some segments are shorter, because a part of
-    the transfer is done during the wait.
+    """Description of how the transfer time of each device depends on the time that devices wait for the straggler (the
+    last device to start), in B exchanges.
+    The transfer time is a weighted sum of P segments, which are amounts of ms. Waits shorten some segments, because a
+    part of the transfer is done during the wait.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 

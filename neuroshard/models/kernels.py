@@ -78,9 +78,10 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
-        """Return `KernelModels` that predict kernel times as sums over tables. If `model` already predicts sums over
-        tables, the returned models make the same predictions as `model`. Otherwise the returned models approximate
-        `model`.
+        """Return `KernelModels` that searches can use in place of `model`: the predictions are computed from sums over
+        shards (`SumModel`).
+        If `model` is a `SumModel`, the returned models make the same predictions as `model`. Otherwise the returned
+        models approximate the predictions of `model`.
 
         The approximation adds up the times of the loads alone, times a factor with which the time of `tables` (T,),
         spread evenly over the devices, is exact.
@@ -99,17 +100,18 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times are computed from a datasheet. These are calls that have an analytic
-        model. They are also calls of tables in host memory without a model of their own, for which the time of the link
-        to the host is added to the time in device memory (`BehindLink`).
+        """The types of kernel calls whose times are computed from a datasheet, in whole or in part.
+        These are the types that have an analytic model, and types for tables in host memory that have no model. The
+        time of such calls in host memory is the time in device memory, plus the time of the link to the host
+        (`BehindLink`).
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`. If the models have different coverage,
-        return the coverage that is farthest from measurements. Return None if the coverage of any model is None,
-        because the model is not analytic (computed from a datasheet).
+        """Return how near published measurements are to the shards in `loads`. If the models of different kernel calls
+        have different coverage, return the coverage that is farthest from measurements.
+        Return None if any model is not analytic (computed from a datasheet), because such a model has no coverage.
         """
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
@@ -127,8 +129,8 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """Pairs of a model and a list of the types of kernel calls that the model predicts; each model is in only one
-        pair. A type is given as an index into `CALLS`, the tuple of all types.
+        """Pairs of a model and the types of kernel calls that the model predicts; a model that predicts several types
+        is in one pair. A type is given as an index into `CALLS`, the tuple of all types.
         """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
@@ -141,8 +143,9 @@ class KernelModels(Stored, SumModel):
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return one model of the total kernel time of devices with column-wise shards of `tables` (T,), over all
-        kernel calls that these shards need.
+        """Return a model that predicts the total kernel time of a device from its column-wise shards of the T tables in
+        `tables`.
+        The shards may need several types of kernel calls; the predicted time is the total over all these calls.
         """
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
@@ -223,9 +226,9 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head for kernel calls inside a step. It multiplies the time from the head of `model`, for calls outside a
-        step, by `factor`. Vectors have one more element at the end, which is an additional time in ms; the head adds
-        this time.
+        """The head that turns the summed vectors of the shards in a kernel call into the ms of the call inside a step.
+        The ms are the time of the call outside a step, multiplied by `factor`, plus the last element of the summed
+        vectors: the additional ms of all shards.
         """
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
@@ -259,8 +262,8 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector with one element for each of n shards (`loads`), (n, 1). The element is the ms of a kernel
-        call with only this shard, multiplied by the factor `share`.
+        """Return the ms of a kernel call with only one shard, multiplied by the factor `share`, for each of n shards
+        (`loads`). The result is a vector with one element for each shard, (n, 1).
         """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
@@ -281,10 +284,11 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). For each of K kernels, the
-        vector has H_k places for a vector of the kernel's model; then it has a counter for each kernel, and one last
-        element, 0. In the places of the kernel that looks up the shard, the vector has the shard's vector from the
-        model of this kernel. The counter of this kernel is -1. All other elements are 0.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1), from which `head` predicts the
+        total time of K kernels.
+        A vector has a block of H_k elements for each kernel k, then a counter for each kernel, and a last element, 0.
+        For the kernel that looks up the shard, the block is the shard's vector from the model of this kernel, and the
+        counter is -1. The blocks and counters of all other kernels are 0.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

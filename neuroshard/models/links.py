@@ -16,9 +16,10 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Replace each analytic model in the exchange model `model` by the result of `change` for this analytic model, and
-    return the exchange model. `model` may itself be the analytic model. Return `model` unchanged if it contains no
-    analytic model.
+    """Return a copy of the exchange model `model` in which each analytic model (computed from a datasheet) is replaced
+    by the result of `change` for the analytic model.
+    `model` may be an analytic model, or contain analytic models of single collectives. Return `model` unchanged if it
+    contains no analytic model.
     """
     if isinstance(model, RooflineComm):
         return change(model)

@@ -162,8 +162,9 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the bytes that pass the network card of each device in a collective, divided by the bytes in the buffer of
-    a device.
+    """Return the ratio of the bytes that pass the network card of each device in a collective to the bytes in the
+    buffer of a device. In an all-to-all over 2 hosts, the ratio is 0.5, because half of the buffer goes to the other
+    host.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -185,9 +186,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns. These ms are a part of the time
-    of the whole collective, `taken_ms`. The other parts are the fixed time, `latency_ms`, and a loss, which is computed
-    with the factor `between`.
+    """Return the ms in which a collective transfers its bytes, at least 1 ns. The whole collective takes `taken_ms`.
+    The rest of `taken_ms` is the fixed time, `latency_ms`, and a loss, which is computed with the factor `between`.
 
     This is the inverse of `_with_losses`. With L the latency and k the factor `between`, the result T solves
     L + T + k sqrt(L T) = taken_ms.
@@ -219,8 +219,9 @@ class Point(NamedTuple):
 
     @property
     def inside_ms(self) -> float:
-        """The ms of the exchange within each host, interpolated between published times of the GPU.
-        A GPU without published times counts as an H100.
+        """The predicted ms of the part of the collective that stays within each host.
+        The ms are interpolated between published times of the GPU, or between the times of an H100 if no times are
+        published for the GPU.
         """
         name = self.gpu.split()[0].lower()
         local = self.ranks // self.hosts

@@ -153,9 +153,10 @@ class InputExchange(PartModel):
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the input dist in each of B plans, (B,), if all devices of a plan receive equal bytes. The
-        result does not include the ms that single shards add, because the function that `of_shards` returns predicts
-        these ms. Callers add up both.
+        """Predict the ms of the input dist in each of B plans, (B,), without the ms that each shard adds. All devices
+        of a plan receive equal bytes.
+        The function that `of_shards` returns predicts the ms that each shard adds. The time of the input dist is the
+        sum of both.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -209,8 +210,9 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the F quantities (`TERMS`) that decide a part of the framework overhead, for each of D devices in B plans,
-    (B, D, F). `part` is the name of the part.
+    """Return the quantities that decide a part of the framework overhead, such as kernel calls or MB of outputs. The
+    result, (B, D, F), has F quantities for each of D devices in B plans.
+    `TERMS` has the names of the quantities. `part` is the name of the part, such as "framework.outputs".
     """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
@@ -220,9 +222,9 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return an array, (B,), that is True for each plan in which a part of the framework overhead depends on the work
-    of each single device. In all other plans, the part takes the same time on all devices. `part` is the name of the
-    part.
+    """Return an array, (B,), that is True for each of B plans in which the ms of a part of the framework overhead can
+    differ between devices, because the ms depend on the work of each device. In all other plans, the ms are equal on
+    all devices. `part` is the name of the part.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -232,9 +234,10 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the quantities, (B, F), that decide a part of the framework overhead in B plans and are equal on all
-    devices of a plan. The quantities are computed from the number of kernels of each type, `kernels` (B, K), and from
-    the mean amounts of work of the devices, `counts` (B, C).
+    """Return F quantities for each of B plans, (B, F), that decide a part of the framework overhead and are equal on
+    all devices of a plan. Examples are the number of kernel calls and the number of exchanges.
+    `kernels` (B, K) has the number of kernels of each of K types, and `counts` (B, C) the mean amounts of work of the
+    devices.
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -252,9 +255,10 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three summands of the ms of `part`, a part of the framework overhead, in B plans whose devices have equal
-    work: three arrays, (B,) each. The first summand depends on counts of the whole plan, such as kernel calls. The
-    second summand depends on the mean work of all devices, and the third on the work of the single device.
+    """Divide the ms of `part`, a part of the framework overhead, into three summands, and return the summands as three
+    arrays, (B,) each. There are B plans, and all devices of a plan have equal work.
+    The first summand depends on counts of the whole plan, such as kernel calls. The second summand depends on the mean
+    work of all devices, and the third on the work of the device itself.
     """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
@@ -285,16 +289,17 @@ class FrameworkPart(PartModel):
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts the ms that each of n shards (`Loads`) adds to this part on its device, (n,);
-        None if shards add nothing.
+        """Return a function that takes n shards (`Loads`) and predicts the ms, (n,), that each shard adds to this part
+        of the framework overhead on the shard's device. Return None if shards add nothing.
         """
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of the framework overhead in each of B plans, (B,), if all devices of a plan have
-        equal work. The ms are equal on all devices of a plan. They do not include the ms that single shards add,
-        because the function that `of_shards` returns predicts these ms. Callers add up both.
+        """Predict the ms of this part of the framework overhead in each of B plans, (B,), without the ms that each
+        shard adds. All devices of a plan have equal work.
+        The function that `of_shards` returns predicts the ms that each shard adds. The time of the part is the sum of
+        both.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -335,7 +340,9 @@ class HostWait(PartModel):
 
     @property
     def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
-        """The description of this part of a step for people, with the known or assumed ms of the dense network."""
+        """Text for people that describes this part of a step, with the known or assumed ms of the dense network, such
+        as "host time with 8 ms of dense compute".
+        """
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
@@ -352,9 +359,9 @@ class HostWait(PartModel):
         return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the error margin of the time that each device waits for its host, (B, D) ms. It is the additional wait
-        if the host takes longer than predicted by the error margin of the host time. The function `margin` returns this
-        error margin of the host time.
+        """Return the error margin of the time that each device waits for its host, (B, D) ms.
+        The error margin is the wait for the predicted host time plus the error margin of the host time, minus the wait
+        for the predicted host time alone. `margin` computes the error margin of the host time.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -371,8 +378,8 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step. It has the ms of each unit of work, such as a lookup, in several
-    parts of the step. It also has a factor: the kernel time in a step, relative to the time of the kernel alone.
+    """The framework overhead of TorchRec in a step: the ms of each unit of work, such as a lookup, for several parts of
+    the step. There is also a factor: the kernel time in a step divided by the time of the same kernel alone.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.

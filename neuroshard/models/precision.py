@@ -35,9 +35,10 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with one model (`Conversion`), which predicts the time of converting embeddings and gradients.
-    Devices convert them from fp32 to the data types in `each` before an exchange, and back after the exchange. The
-    tuple is empty if nothing is converted, or if the time is unknown.
+    """Return a model (`Conversion`) of the time in which devices convert embeddings and gradients from fp32 to the data
+    types of the exchanges, and back. The model is in a tuple.
+    `each` has the data type of the forward exchange and of the backward exchange. The tuple is empty if nothing is
+    converted, or if the time is unknown.
 
     With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
     conversion takes the measured time.
@@ -64,8 +65,8 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB of fp32 that a device converts, (...,), as far as they depend on the bytes that this device sends.
-    `size_bytes` (..., C) are the bytes that the device sends into each of C collectives.
+    """Return the MB of fp32 that a device converts because of the bytes that the device itself sends, (...,).
+    `size_bytes` (..., C) has the bytes that the device sends into each of C collectives.
 
     For reduce-scatters, the MB include the sums that the device receives and converts back.
     """
@@ -101,9 +102,10 @@ class Conversion(PartModel):
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms in which a device converts the outputs that it receives back to fp32, in each of B plans,
-        (B,). All devices of a plan have equal work. Pooled outputs of row-wise tables are left out, because the
-        function that `of_shards` returns includes their conversion.
+        """Predict the ms in which a device converts received outputs back to fp32, in each of B plans, (B,), if all
+        devices of a plan have equal work.
+        The conversion of pooled outputs of row-wise tables is left out, because the function that `of_shards` returns
+        predicts this conversion.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -72,8 +72,8 @@ class KernelPoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """Return a reuse histogram of a table with `mean` lookups per row on average. Only rows with at least one lookup
-    count in this average.
+    """Return a reuse histogram for a table whose looked-up rows have `mean` lookups per batch on average. A reuse
+    histogram has the share of the looked-up rows that are looked up once, twice, 3 to 4 times, 5 to 8 times, and so on.
     """
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
@@ -181,9 +181,10 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of times in ms for S buffer sizes, (S,), in a dict by collective and then by number of
-        devices. The times are published times divided by the share of the buffer that a device sends to other devices.
-        They are thus the times of a collective in which each device sends its whole buffer to other devices.
+        """The logarithms of published times in ms, after a correction, for S buffer sizes, (S,): in a dict by
+        collective and then by number of devices.
+        The correction divides a time by the share of the buffer that a device sends to other devices, such as 7/8 with
+        8 devices. Corrected times for different numbers of devices can be interpolated.
         """
         return {
             collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}
@@ -275,8 +276,8 @@ def curves_of(gpu: str) -> Curves:
 
 
 def rising(times: FloatArray) -> FloatArray:
-    """Return times (S,) that never fall from one entry to the next. Where the given `times` (S,) fall, geometric means
-    take their place.
+    """Return a smoothed copy of `times` (S,), which never falls from one entry to the next.
+    An entry is unchanged if no earlier time is larger and no later time is smaller.
 
     Each result is the geometric mean of the largest time up to the entry, and the smallest time from the entry on.
     """

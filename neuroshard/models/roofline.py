@@ -101,8 +101,8 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds up the times of the shards in a kernel call and the fixed time of the call. For calls
-        without wide tables, the head also subtracts the time that such calls save.
+        """The head that predicts the time of a kernel call: the sum of the times of the shards, plus the fixed time of
+        the call, minus the time that the call saves if none of its tables is wide.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -120,9 +120,7 @@ class RooflineCompute(SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """All types of kernel calls that the model can predict, because this model computes all times
-        from a datasheet.
-        """
+        """The types of kernel calls whose times are computed from a datasheet: all types that the model can predict."""
         return self.calls
 
     @property
@@ -134,9 +132,10 @@ class RooflineCompute(SumModel):
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + W), in units of 1/64 ms. The first element is the
-        time of the forward and backward pass in a kernel call with wide tables. The other elements are savings, one for
-        each of W width limits: the part of the time that is saved if no table in the call is wider than the limit.
+        """Return a vector for each of n shards (`loads`), (n, 1 + W), in units of 1/64 ms.
+        The first element is the forward and backward time of the shard in a kernel call with wide tables. The other
+        elements are savings for W limits of the table width (32, 64 and 128 columns): the time that the shard saves if
+        no table in the call is wider than the limit.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -145,8 +144,8 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of `point`, which is a kernel call with a published time. The prediction is for the optimizer
-        and the memory tier of the publication, instead of those of this model.
+        """Predict the ms of a kernel call with a published time, `point`. The prediction is for the optimizer and the
+        memory tier of the published call; the attributes `optimizer` and `tier` of this model are ignored.
         """
         model, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
@@ -154,14 +153,15 @@ class RooflineCompute(SumModel):
         return model.forward_call_ms + float(model.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the forward time of each of n shards (`loads`), (n,) ms. The time of a shard is for a kernel call
-        that has no wider shards.
+        """Predict the forward time of each of n shards (`loads`), (n,) ms, in a kernel call in which no other shard is
+        wider.
+        The fixed time of the call is not included.
         """
         return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the backward time of each of n shards (`loads`), (n,) ms, for gradients and updates. The time of a
-        shard is for a kernel call that has no wider shards.
+        """Predict the backward time of each of n shards (`loads`), (n,) ms, in a kernel call in which no other shard is
+        wider. The backward time includes the updates of rows, but not the fixed time of the call.
         """
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
@@ -230,7 +230,10 @@ class RooflineCompute(SumModel):
         return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
 
     def coverage(self, loads: Loads) -> Coverage:
-        """Return how near published measurements are to the shards in `loads`."""
+        """Return `COVERED` if kernel times were published for this type of GPU, all shards in `loads` have fp32
+        weights, and the width of each shard is inside the range of the published widths. Otherwise return
+        `EXTRAPOLATED`.
+        """
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
@@ -245,8 +248,8 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a factor for the time of each of n shards, (n,), in a kernel call that also has wide tables. A factor of 1
-    stands for the time of equal work in a kernel call with only one table, which is pooled.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call that also has wide tables,
+    divided by the time of equal work in a kernel call with only one table, which is pooled.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -258,8 +261,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a factor for the time of each of n shards, (n,), in a kernel call that has no wider shards. A factor of 1
-    stands for the time of equal work in a kernel call with only one table, which is pooled.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call that has no wider shards,
+    divided by the time of equal work in a kernel call with only one table, which is pooled.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -314,8 +317,8 @@ class RooflineComm(Stored, CommModel):
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms of all collectives, (B,), if all devices send equal bytes: `given` (B, C) bytes into each
-        collective.
+        """Predict the total ms of all collectives in each of B exchanges, (B,), if all devices send equal bytes.
+        `given` (B, C) has the bytes that each device sends into each of C collectives.
         """
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
@@ -330,7 +333,9 @@ class RooflineComm(Stored, CommModel):
         return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """Return how near published measurements are to this traffic."""
+        """Return how near published measurements are to this traffic. The result depends on the links between devices,
+        the number of devices, and the most bytes that a device sends.
+        """
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         if self.links.host_busbw_gb_per_s is None and self.links.typical:
             return Coverage.TYPICAL
@@ -406,8 +411,8 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return the name that NCCL has for a collective, such as "all_reduce". If `gathers` is True, as in the
-        backward pass, return "all_gather" for each reduce-scatter.
+        """Return the name that NCCL has for a collective, such as "all_reduce". If the attribute `gathers` of this
+        model is True, as for the backward pass, return "all_gather" for a reduce-scatter.
         """
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

@@ -124,8 +124,9 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the models of kernel times that searches use for this task. The models are sums over tables
-        (`SumModel`). The kernel times include the ms that each shard adds to other parts of a step.
+        """Return the models that predict kernel times while a search places the shards of this task.
+        The predictions are computed from sums over the shards of a device (`SumModel`). They include the ms that each
+        shard adds to other parts of a step, such as the framework overhead.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -150,17 +151,18 @@ class Simulator:
         return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Return the amounts of work (`COUNTS`) of each of B sets of shards, (B, C).
-        C is 0 if no part of a step depends on amounts of work.
+        """Return the amounts of work, such as lookups and MB of outputs, of each of B sets of shards, (B, C).
+        `COUNTS` has the names of the C amounts. C is 0 if no part of a step depends on amounts of work.
         """
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the parts of a step other than kernels and exchanges, (B,), if all devices have equal work.
-        The ms that single shards add to these parts are left out, because they are included in the kernel times of the
-        models that `compute_for` returns.
+        """Predict the ms of the parts of a step other than kernels and exchanges in each of B plans, (B,), if all
+        devices of a plan have equal work. For example, the result includes the fixed times of a step.
+        The ms that each shard adds to these parts are left out, because the kernel times of the models that
+        `compute_for` returns include these ms.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -190,7 +192,8 @@ class Simulator:
 
     def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans from the kernel times and the traffic of the plans.
-        Unlike `costs`, this method does not set caveats.
+        The caveat of each cost (`Cost.caveat`, a text that says why the cost may be wrong) is None; `costs` sets the
+        caveats.
         """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
@@ -200,9 +203,10 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return the imbalance of each plan's all-to-alls, (B,), as a multiple of the largest imbalance in the training
-        data, but at least 1. The value is 1 if the training data are unknown, or if embeddings are exchanged by other
-        collectives.
+        """Return the ratio of the imbalance of each plan's all-to-alls to the largest imbalance in the training data,
+        (B,). A ratio below 1 is raised to 1.
+        The ratio is also 1 if the training data are unknown, or if a plan exchanges embeddings by other collectives
+        than all-to-alls.
         """
         known = self.models.ranges
         if known is None:
@@ -214,7 +218,8 @@ class Simulator:
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans from the traffic and from `compute_ms` (B, D), the kernel time of each device.
 
-        Other parts of the step depend on `times`: the kernel times of B plans, or of one plan that counts for all.
+        `times` has the time of each kernel call, from which other parts of the step are predicted, such as the
+        framework overhead: the times of B plans, or of one plan that counts for all B plans.
         """
         return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
@@ -229,8 +234,10 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the ms of kernels and exchanges together, (B,), if all devices have equal work: `compute_ms` (B,) are
-        the kernel times, and `given` (B, C) the bytes that a device puts into each collective.
+        """Predict the total ms of kernels and exchanges in each of B plans, (B,), if all devices of a plan have equal
+        work.
+        `compute_ms` (B,) has the kernel time of a device, and `given` (B, C) the bytes that a device sends into each of
+        C collectives.
 
         Equal devices do not wait for each other, so models need not look at every device.
         """
@@ -386,9 +393,9 @@ class Simulator:
 
     @property
     def _margin_warnings(self) -> tuple[Message, ...]:
-        """A warning if the error margin of kernels, forward exchanges or backward exchanges is unknown, because their
-        cost model was replaced by a model without a margin. The tuple has at most one warning. It is empty if all of
-        these margins are known, and also if no margins are known.
+        """A tuple with a warning if the error margin of kernels, forward exchanges or backward exchanges is unknown. A
+        margin is unknown if the cost model was replaced by a cost model without a margin.
+        The tuple is empty if all three margins are known. It is also empty if the cost models have no margins at all.
         """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
@@ -416,10 +423,10 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield pairs: the name of a part of a step, and a dict of the quantities that decide the cost of this part.
-        The first pair is for all exchanges together. Each further pair is for a single part, such as row-wise kernel
-        calls or reduce-scatters. Pooled column-wise kernel calls in device memory and all-to-alls have no pairs of
-        their own.
+        """Yield the quantities of a plan that are compared with the training ranges of the cost models, as pairs: the
+        name of a part of a step, and a dict of the quantities that decide the cost of this part.
+        The first pair is for all exchanges together. Each further pair is for one part, such as row-wise kernel calls
+        or reduce-scatters. Pooled column-wise kernel calls in device memory and all-to-alls have no pairs.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size

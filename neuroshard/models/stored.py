@@ -1,4 +1,5 @@
-"""How bundles store models: arrays and networks are stored as tensors, and everything else as settings in JSON.
+"""How a bundle (a directory with cost models) stores each model: arrays and networks as tensors, and everything else as
+settings in JSON.
 
 Networks are multi-layer perceptrons for inference in numpy: a small batch takes microseconds, and torch is not needed.
 """

@@ -41,9 +41,10 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Convert a dict with a value for each part of a step, `by_part`, to a dict of the fields of a `Margins` or a
-    `ModelTests`, and return this dict. The main parts ("compute", "forward" and "backward") are fields. All other parts
-    are in the field "others", a dict by name of the part.
+    """Return the fields of a `Margins` or a `ModelTests` as a dict, from `by_part`, which has a value for each part of
+    a step.
+    The main parts ("compute", "forward" and "backward") are fields of the same names. All other parts are in the field
+    "others", a dict by name of the part.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -337,9 +338,9 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the models in a `CostModels`, and of the known facts about these models: error margins, training ranges
-    and provenance. If a model is replaced later, the record tells which facts were about this model, so that these
-    facts can be dropped.
+    """Record of the cost models in a `CostModels`, and of the facts about these cost models: error margins, training
+    ranges and provenance. If a cost model is replaced later, the record shows which facts must be removed, because they
+    are facts about the replaced cost model.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -356,23 +357,25 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return a record of the models in `models`, a `CostModels`, and of the facts about these models, such as
-        margins. `kept` has the names of the main models, such as "forward", that are still as they were loaded or
-        fitted.
+        """Return a record of the cost models in `models`, a `CostModels`, and of the facts about these cost models,
+        such as margins.
+        `kept` has the names of those main cost models ("compute", "forward", "backward") that were not replaced since
+        they were loaded or fitted.
         """
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
     def replaced(self, models: object) -> frozenset[str]:
-        """Return the names of the fields of `models`, a `CostModels`, in which the cost model was replaced by another
-        model since this record was made.
+        """Return the names of the cost models in `models`, a `CostModels`, that were replaced since this record was
+        made. The names are fields of `models`, such as "forward".
         """
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return new values for the facts in `models`, a `CostModels`, that are no longer true because cost models were
-        replaced. The result is a dict from the name of a fact, such as "margins", to the new value. The new values do
-        not contain facts about the replaced models.
+        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced: a dict from
+        the name of a fact, such as "margins", to the new value.
+        A new value says nothing about the replaced cost models. If the forward model was replaced, for example, the new
+        margins do not contain the margin of the old forward model.
 
         Fields that were set to other values since this record was made are not in the dict.
         """

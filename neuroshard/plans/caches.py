@@ -71,9 +71,9 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Divide cached tables into 2, 3 and 4 classes by width, and return a tuple for each of these three divisions. The
-    tuple has one number for each class: the width, in columns, of the widest table in the class. `tables` (n,) are the
-    indices of the cached tables. With fewer than 4 different widths, there are fewer divisions.
+    """Divide cached tables into classes by width, in up to three ways: into 2, 3 and 4 classes. Return a tuple for each
+    way, such as (16, 64, 128) for 3 classes: the width, in columns, of the widest table in each class.
+    `tables` (n,) has the indices of the cached tables. With fewer than 4 different widths, there are fewer ways.
 
     The widths in a tuple ascend. The caches of a class are as wide as the widest table of the class; of all divisions
     into the same number of classes, the returned division needs the fewest bytes of caches.

@@ -254,8 +254,9 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if the constraints of a task allow a table to keep its earlier placements. Devices that the task no
-    longer has do not need to be allowed.
+    """Return True if the constraints of a task allow a table to keep the shards that it had in an earlier plan.
+    The sharding type, the memory tier, and the number and width of the shards must be allowed. The devices of the
+    shards must be allowed too, except devices that the task no longer has.
     """
     limits, assignment = task.limits[index], placements[0].tier_assignment
     dims = Counter[int]()  # columns on each device

@@ -107,7 +107,9 @@ def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
 
 
 def _sharded(plan: Plan) -> dict[str, _Sharded]:
-    """Return the properties of each table's placement that matter for checkpoints, by the name of the table."""
+    """Return, for each table of the plan, the properties that decide whether the table's optimizer state loads from a
+    checkpoint. The result is a dict by name of the table.
+    """
     each = zip(plan.task.tables, plan.sharding_types, plan.layouts, plan.by_table, strict=True)
     return {
         table.name: _Sharded(name.replace("_", "-"), layout.dense, len({placed.shard.column for placed in placements}))

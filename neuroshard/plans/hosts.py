@@ -242,8 +242,9 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
 
 
 def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
-    """Divide the columns of a table that has pinned shards into pieces.
-    Yield a piece for each pinned shard in `pins`, and a piece for all remaining columns, if there are any.
+    """Divide the columns of a table into pieces: one piece for each pinned shard in `pins`, and one piece for all
+    remaining columns, if there are any. A pinned shard is a shard that must be on one of the devices that a constraint
+    names.
     """
     for pin in pins:
         devices = tuple(tuple(sorted(set(on_host).intersection(pin.devices))) for on_host in piece.devices)

@@ -101,8 +101,8 @@ class Plan:
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Raise UserError if any table of the plan has a layout that is not supported. A layout is an object that
-        implements a family of sharding types. `limit` and `remedy` are texts for the error.
+        """Raise UserError if the function `served` returns False for the layout of any table of the plan.
+        A layout is an object that implements a family of sharding types: column-wise, row-wise or data-parallel.
 
         Args:
             served: function that returns True for supported layouts.
@@ -124,8 +124,8 @@ class Plan:
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) tuples of tables, one tuple per device, with one table for each shard on the device. This table has as
-        many columns as the shard, but all rows of the sharded table.
+        """(D,) tuples of tables, one tuple for each device. Each shard on the device is represented by a table with as
+        many columns as the shard, and all rows of the sharded table.
         """
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
@@ -522,7 +522,9 @@ class _PlanFile:
 
 
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, columns: Mapping[int, int]) -> Iterator[str]:
-    """Yield a line for each limit that a table breaks; `columns` has the table's number of columns on each device."""
+    """Yield a line of text for each constraint on devices, number of shards or shard width that a table breaks.
+    `columns` has the number of columns of the table on each device.
+    """
     if wrong := set(columns).difference(limits.devices):
         yield f"table {name!r} is on device {min(wrong)}, but constraints forbid that device"
     if not limits.may_count(layout, len(columns)):
@@ -571,9 +573,9 @@ def _broken_groups(
 
 
 def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
-    """Return True if all pinned shards of a table are where they should be, each on a different device. A device counts
-    for a pinned shard if the shard's constraint allows the device, and if the device has exactly as many columns of the
-    table as the shard.
+    """Return True if a plan satisfies the constraints on the pinned shards of a table.
+    Each pinned shard needs a device for itself. The constraint of the shard must allow this device, and the device must
+    have exactly as many columns of the table as the shard.
 
     `columns` has the columns of the table by device.
     """

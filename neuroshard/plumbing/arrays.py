@@ -17,7 +17,8 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Sum each of n consecutive groups of the array `amounts` (N, ...), and return the n sums, (n, ...).
+    """Sum the entries in each of n consecutive groups of entries of `amounts` (N, ...), and return the sums, (n, ...).
+    For example, the amounts [1, 2, 3] with the counts [2, 1] have the sums [3, 3].
 
     `counts` (n,) has the number of amounts in each group, at least 1; the counts sum to N.
     """
@@ -26,13 +27,15 @@ def sums_of(amounts: Floats, counts: IntArray) -> Floats:
 
 
 def evenly(amounts: FloatArray) -> FloatArray:
-    """Return an array of the same shape as `amounts` (B, D, ...) in which each of D devices has the mean amount."""
+    """Average `amounts` (B, D, ...) over D devices for each of B plans, and return an array of the same shape.
+    In the result, every device of a plan has the plan's mean amount.
+    """
     return np.broadcast_to(amounts.mean(axis=1, keepdims=True), amounts.shape).copy()
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Assign each of n items to a different one of m places, and return the index of each item's place, (n,).
-    Return None if the allowed places make this impossible.
+    """Assign each of n items to an allowed place, with at most one item per place.
+    Return the index of each item's place, (n,), or None if no such assignment exists. The number of places is m.
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """

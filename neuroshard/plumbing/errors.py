@@ -93,8 +93,8 @@ class MissingPackageError(UserError, ImportError):
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """Return the first UserError among `error`, the cause of `error` (`__cause__`), the cause of that cause, and so on.
-    Return None if none of these is a UserError: then `error` is a defect.
+    """Return the first UserError in the chain of causes `error`, `error.__cause__`, `error.__cause__.__cause__`, ...
+    Return None if the chain has no UserError: then `error` is not a user's mistake, but a defect of this package.
 
     An error that was raised while a UserError was handled (`__context__`), but not from it, is a defect.
     """
@@ -105,7 +105,7 @@ def user_error_in(error: BaseException) -> UserError | None:
 
 
 def raised_by(error: BaseException, *packages: str) -> bool:
-    """Return True if code of one of the packages raised an error, or if a library that this code called raised it.
+    """Return True if an error comes from one of the given packages, or from a library that one of the packages called.
     The packages are given by name, such as "torchrec".
 
     An error in this project's code that such a package calls back does not count. This check separates a library's

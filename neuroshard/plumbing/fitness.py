@@ -9,7 +9,7 @@ from neuroshard.plumbing.progress import print_lines
 
 @dataclass(frozen=True)
 class UseVerdict:
-    """A verdict on whether a result is fit for use.
+    """A verdict on whether the result of a command, such as a pre-trained cost model, is fit for use.
 
     Attributes:
         fit: True if the result can be used for the next step.
@@ -22,10 +22,10 @@ class UseVerdict:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Return the verdict as one sentence for people to read."""
+        """Return the verdict as one sentence: "Fit for use" or "Not fit for use", then the reason and the advice."""
         opening = "Fit for use" if self.fit else "Not fit for use"
         return ": ".join(filter(None, (opening, self.reason, self.advice))) + "."
 
     def show(self, console: Console) -> None:
-        """Print the verdict on one line of the console."""
+        """Print on one line of the console whether the result is fit for use, why, and what to do."""
         print_lines(console, [str(self)])

@@ -29,7 +29,9 @@ class ResultWithFacts(Result, Protocol):
 
     @property
     def facts(self) -> object:
-        """The content of the result for output as JSON: a frozen dataclass whose fields are rows, numbers and text."""
+        """The content of the result for output as JSON.
+        The content is a frozen dataclass, whose fields become the fields of the JSON object.
+        """
         ...
 
 

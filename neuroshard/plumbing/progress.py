@@ -71,7 +71,9 @@ def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ende
 
 @contextmanager
 def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
-    """Print progress lines while the block runs, and a last line for each task if the block ends without an error."""
+    """Print progress lines from another thread while the block runs, for output to a file or pipe.
+    If the block ends without an error, print a last line for each task.
+    """
     ended = Event()
     printing = Thread(target=_print_until, args=(ended, progress, wait), daemon=True)
     printing.start()
@@ -84,7 +86,10 @@ def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
 
 
 def _print_until(ended: Event, progress: Progress, wait: Wait) -> None:
-    """Print a progress line for each unfinished task after each call of `wait`, until `wait` returns True."""
+    """Print a progress line for each unfinished task, again and again, until the work has ended.
+    Before each round of lines, call `wait(ended)`, which waits for the next round and returns True if the work has
+    ended.
+    """
     while not wait(ended):
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 

@@ -50,9 +50,9 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Return the config of the command called `command`, changed by the entries in `asked`.
-    An entry is either a config group, such as `searcher`, with the name of the chosen config in this group, or a
-    setting with its new value.
+    """Return the config of the command called `command`, with the changes in `asked`.
+    Each entry of `asked` chooses a config for a config group (such as `searcher`: "neuroshard"), or gives a setting a
+    new value.
     """
     config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())
     for key, value in asked.items():
@@ -213,7 +213,9 @@ def _located(target: str) -> Any:
 
 
 def _names_of(made: Any) -> list[str] | None:
-    """Return the parameter names of a class or function; None if any name is accepted or Python cannot list names."""
+    """Return the names of the parameters that a class or function accepts.
+    Return None if any name is accepted (`**settings`), or if Python cannot list the names.
+    """
     try:
         parameters = signature(made).parameters
     except (TypeError, ValueError):
@@ -240,9 +242,9 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return True if `value` may be the value of a setting with the annotation `hint`.
-    The only values that are not allowed are plain values, such as numbers or text, for an annotation that allows only
-    objects of this package's classes (or None). Each value in a list is checked in the same way.
+    """Return True if `value` can be the value of a setting with the annotation `hint`.
+    The result is False only if `value` is a plain value, such as a number or text, but `hint` allows only objects of
+    this package's classes (or None). A list passes if each value in the list passes.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)

@@ -203,7 +203,8 @@ def nested_too_deeply(levels: int) -> UserError:
 
 
 def refuse_unknown(content: object, hint: Any) -> None:
-    """Raise UserError if an object in `content` has a field that the dataclass for this object lacks.
+    """Raise UserError if an object in `content` has an unknown field, that is, a field that the object's dataclass
+    lacks.
 
     `hint` is the annotation for `content`, which contains the dataclass.
     """
@@ -228,8 +229,8 @@ def refuse_unknown(content: object, hint: Any) -> None:
 
 @cache
 def _hints(hint: Hashable) -> dict[str, Any]:
-    """Return a dict with the annotation of each field of a dataclass, by the name of the field.
-    If the annotation contains no dataclass, the dict has None instead of the annotation.
+    """Return a dict from the name of each field of the dataclass `hint` to the annotation of the field.
+    If an annotation contains no dataclass, the dict has None instead of the annotation.
 
     The value of a field without a dataclass cannot have unknown fields, so it needs no check for unknown fields.
     """
@@ -244,8 +245,8 @@ def _has_fields(hint: Any) -> bool:
 
 
 def refusal(message: str, content: object, name: str = "") -> UserError:
-    """Return the UserError to raise if msgspec refuses a value.
-    The error is derived from the text of msgspec's own error.
+    """Return a UserError that explains why msgspec refused a value.
+    The reason and the remedy are derived from the text of msgspec's own error.
 
     Args:
         message: msgspec's text.
@@ -390,7 +391,7 @@ def readable_bytes(size_bytes: float) -> str:
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Return a size in bytes as text, as `readable_bytes` does, but always rounded up.
+    """Return a size in bytes as text, such as "1.5 GiB", which is rounded up.
     So a memory of the size in the text is large enough for the exact size.
     """
     unit, name = _unit_of(size_bytes)

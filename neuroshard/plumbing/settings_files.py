@@ -58,9 +58,9 @@ def _object(target: str) -> Iterator[str]:
 
 
 def _command(target: str, path: Path) -> Iterator[str]:
-    """Yield the YAML lines of a command's settings file.
-    These are Hydra's defaults, the settings of the command that are not config groups, and the entry `run`. This entry
-    names the class or function of the command, and passes the settings to this class or function.
+    """Yield the YAML lines of the settings file of a command, such as `neuroshard export`.
+    The lines have Hydra's defaults, the settings of the command that are not config groups, and the entry `run`. This
+    entry names the class or function of the command, and passes the settings to this class or function.
     """
     command = _config_of(path)
     config = yaml.safe_load(command.read_text(encoding="utf-8"))

@@ -20,8 +20,7 @@ class Visit:
 @dataclass(frozen=True)
 @checked
 class TimingProtocol:
-    """A timing protocol: settings for the number and order of the runs in which samples are timed.
-    A sample is a kernel call or an exchange.
+    """Settings for the timing of samples (kernel calls or exchanges): how often and in which order the samples are run.
 
     Each sample is first run `warmup` times untimed. Then, in each of `rounds` rounds, the samples are visited in a new
     random order and timed `repeats_per_round` times in a row. So a sample has R = rounds x repeats_per_round repeats,
@@ -47,8 +46,8 @@ class TimingProtocol:
     flush_bytes: ByteSize = 32 << 20
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """Return all timed and untimed runs of `count` samples, in the order in which the samples are run.
-        All these samples are in memory at the same time. `rng` draws the order of the samples in each round.
+        """Return all runs of `count` samples (kernel calls or exchanges) in order: untimed runs first, then timed runs.
+        All these samples are in memory at the same time. `rng` draws the order of the samples in each timed round.
         """
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
         timed = [

@@ -52,8 +52,9 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if, at one or more of J dense times, another plan costs over 0.5% less than the chosen plan.
-    A dense time is a possible time of the dense network in a training step. Return None if there is no such time.
+    """Return a warning if another plan costs over 0.5% less than the chosen plan for some time of the dense network.
+    The plans are compared at J possible times of the dense network per training step. Return None if no other plan is
+    over 0.5% cheaper at any of these J times.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

@@ -108,8 +108,8 @@ class Searcher(ABC):
     @property
     def takes_forms(self) -> Forms:
         """The families of sharding types (column-wise, row-wise or data-parallel) that this search method can place.
-        By default, they are the column-wise family, and the families of the types in the setting `sharding_types`, if
-        the search method has this setting.
+        By default, a search method places the column-wise family, and the families of the sharding types in the
+        method's setting `sharding_types`, if the method has this setting.
 
         If this method searches, the rules of a task can restrict a table only to these families.
         """
@@ -124,27 +124,27 @@ class Searcher(ABC):
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Return digests (hashes) of the files that the search method reads.
-        An interrupted search can be resumed only if the digests are still the same.
+        """Return a digest (hash) of each file that the search method reads.
+        If a digest has changed, an interrupted search cannot be resumed.
         """
         return ()
 
 
 def _checked_find(find: _Find[_Own]) -> _Find[_Own]:
-    """Wrap the method `find` of a search method, and return the wrapped method.
-    The wrapped method raises UserError if the result is not a `Found`.
+    """Return a version of the method `find` of a search method that checks the result of `find`.
+    This version raises UserError if the result is not a `Found`.
     """
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Return the checked result of the wrapped `find`."""
+        """Call the wrapped method `find`, and return the result; raise UserError if the result is not a `Found`."""
         return _as_found(self, find(self, task, simulator))
 
     return finding
 
 
 def _as_found(searcher: Searcher, found: object) -> Found:
-    """Return the result of a searcher's `find`; raise UserError if the result is not a `Found`."""
+    """Return `found`, the result of a searcher's method `find`; raise UserError if `found` is not a `Found` object."""
     if isinstance(found, Found):
         return found
     result = "a Plan" if isinstance(found, Plan) else shown(found)
@@ -158,22 +158,25 @@ def _as_found(searcher: Searcher, found: object) -> Found:
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
     """Decorate the `find` method of a search method that does not check the memory of each host.
-    If the method finds no plan, it is called again with constraints on the tables in host memory.
+    If `find` finds no plan, the decorated method calls `find` again with further constraints, which assign the tables
+    in host memory to hosts or reduce the device memory for the tables' caches.
 
     The function `tried_within_hosts` describes these constraints.
     """
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Return the plan found for the task, if necessary with additional rules for tables in host memory."""
+        """Search for a plan of the task, and return the plan found.
+        If no plan is found, search again with further constraints on the tables in host memory.
+        """
         return tried_within_hosts(task, lambda tried: _as_found(self, find(self, tried, simulator)))
 
     return finding
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Return the result of the function `find` for a task.
-    If `find` finds no plan, it is called again with further constraints on the tables in host memory. The tables named
+    """Call the function `find` for a task, and return the result.
+    If `find` finds no plan, call `find` again with further constraints on the tables in host memory. The tables named
     in `in_rows` are row-wise over all hosts, and get no further constraints.
 
     These constraints assign tables to hosts, and keep cached tables of unequal widths apart.
@@ -192,9 +195,8 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task that have additional constraints on the tables in host memory.
-    The additional constraints have two purposes: to assign the tables to hosts, and to reduce the device memory for the
-    caches of the tables. A copy serves one or both of these purposes. The most promising copy comes first.
+    """Yield copies of the task with further constraints on the tables in host memory, the most promising copy first.
+    The constraints of a copy assign the tables to hosts, reduce the device memory for the tables' caches, or do both.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:
@@ -251,7 +253,8 @@ class Verifier(Protocol):
 def verifier_of(
     name: str, model: ModelChoice, device: str, candidate_plans: int, passes: int, hides_input: bool
 ) -> Verifier | None:
-    """Return the verifier of `neuroshard search verify=NAME`; None if `name` is "none".
+    """Return the verifier that measures the candidate plans of `neuroshard search verify=NAME`; None if `name` is
+    "none".
 
     Args:
         name: name of a file in `conf/verify/`.

@@ -56,8 +56,9 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """The popularity of rows: how many rows of each of n embedding tables are looked up at each of G lookup rates.
-    A lookup rate is the mean number of lookups of a row in a batch.
+    """The popularity of rows: for each of n embedding tables, the number of rows at each of G lookup rates.
+    A lookup rate is the mean number of lookups of a row in a batch. For example, 1,000 rows of a table may each have
+    the lookup rate 0.5.
 
     Attributes:
         rows: (n, G) number of rows of each table that are looked up at each rate.
@@ -69,7 +70,8 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Estimate how often the rows of n tables are looked up, from the reuse histograms of the tables.
+        """Estimate the popularity of the rows of n tables: how many rows of each table are looked up how often.
+        The estimate is fitted to the reuse histograms of the tables.
 
         A histogram says little about rows that are rarely touched, and nothing about untouched rows. So the rates are
         assumed to follow a power law above a minimum rate. Each round of the fit has three steps:
@@ -98,19 +100,20 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Return the popularity of the rows of only the tables at the given `indices` (m,)."""
+        """Return a `Popularity` with only the m tables at the given `indices` (m,), in this order."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Estimate how many unique rows of each of n tables are looked up in several batches together.
-        `batches` (A,) has A different numbers of batches. The result, (n, A), has a column for each of these numbers.
+        """Estimate how many unique rows of each of n tables are looked up in several batches together, (n, A).
+        `batches` (A,) has A numbers of batches: for [1, 10], the result has a column for 1 batch and a column for 10
+        batches.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
 
     def missed_share(self, cached: FloatArray) -> FloatArray:
-        """Return the share of a batch's unique rows that the cache of each of n tables misses, (n,).
-        The cache of a table has room for the share `cached` (n,) of the table's rows.
+        """Return the share of a batch's unique rows that are missing from the cache of each of n tables, (n,).
+        `cached` (n,) is the size of each cache, as a share of the table's rows.
 
         For each T of the grid, U(T) / U(inf) is the share of the rows in a cache that contains T batches, and
         (U(T + 1) - U(T)) / U(1) is the share that this cache misses. The result is interpolated at U(T) / U(inf) =
@@ -123,8 +126,8 @@ class Popularity:
 
 
 def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """Interpolate n functions linearly, and return one value of each function, (n,).
-    Function i has the values `values[i]` (A,) at the points `at[i]` (A,), and is evaluated at the point `wanted[i]`.
+    """Evaluate each of n piecewise linear functions at one point, and return the n values, (n,).
+    Function i has the values `values[i]` (A,) at the A points `at[i]` (A,), and is evaluated at the point `wanted[i]`.
 
     Each row of `at` rises from 0 to 1.
     """
@@ -138,8 +141,8 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Compute the three arrays that `Popularity.of` needs to fit a power law to a reuse histogram.
-    The arrays do not depend on the tables, so they are computed only once.
+    """Return three constant arrays with which `Popularity.of` estimates how often the rows of a table are looked up.
+    The arrays are the same for all tables, and are computed only once.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

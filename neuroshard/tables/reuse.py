@@ -32,8 +32,8 @@ _TABLES_KEPT = 4096  # number of tables whose histograms are cached
 
 
 def histogram(counts: IntArray) -> tuple[float, ...]:
-    """Return the reuse histogram of a batch that looks up each row of a table the number of times in `counts` (U,).
-    The histogram has 17 bins of lookup counts. The value of a bin is the share of the rows whose count is in the bin.
+    """Return the reuse histogram of a batch: the shares of rows that are looked up once, twice, 3 or 4 times, ...
+    The histogram has 17 bins of lookup counts. `counts` (U,) has the number of lookups of each of U rows of a table.
 
     Rows with the count 0 are ignored.
 
@@ -79,8 +79,8 @@ def zipf_reuse(
 
 @lru_cache(_TABLES_KEPT)
 def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tuple[float, ...]:
-    """Compute the result of `zipf_reuse`, which checks the arguments and then calls this function.
-    The result is the estimated reuse histogram of a table, (17,), if the lookups in the table follow a Zipf law.
+    """Return the estimated reuse histogram of a table, (17,), if the lookups in the table follow a Zipf law.
+    The function `zipf_reuse` checks the arguments and then calls this function.
 
     Results are cached, because a call takes 0.5 ms and the same tables are drawn many times.
     """
@@ -105,7 +105,8 @@ def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tup
 
 
 def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
-    """Estimate the reuse histograms of a smaller batch that has only a fraction of the samples of a larger batch.
+    """Estimate the reuse histogram of a batch with fewer samples from the histogram of a larger batch.
+    The smaller batch has the share `fraction` of the samples of the larger batch.
 
     Args:
         reuse: (..., 17) histograms of the larger batch; counts are assumed to be uniform within a bin.
@@ -121,7 +122,7 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Estimate which lookups remain if each device requests a row only once per batch (deduplication).
+    """Estimate how many lookups remain if each device requests a row only once per batch (deduplication).
     Return the share of lookups that remain, and the reuse histogram of the remaining lookups, (17,).
 
     The number of unique rows stays the same. A row with c lookups is requested by
@@ -140,8 +141,9 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Change n reuse histograms so that the mean number of lookups per looked-up row becomes `mean_count` (n,), or as
-    near to `mean_count` as possible. Return the changed histograms, (n, 17).
+    """Change n reuse histograms so that each histogram has a given mean number of lookups per unique row.
+    Return the changed histograms, (n, 17). The wanted mean of histogram i is `mean_count[i]`. If no change of the
+    histogram has this mean, the nearest possible mean is used.
 
     The share of each bin is multiplied by (mean count of the bin) ** p and the shares are normalised; bisection finds
     the power p between -20 and 20.
@@ -162,10 +164,9 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Change the shares of the 17 bins in each of n reuse histograms, and return the changed histograms, (n, 17).
-    The share of a bin in `reuse` (n, 17) is multiplied by c ** p. Here, c is the mean lookup count of the bin, and p is
-    the exponent for the histogram, from `power` (n,). Then each histogram is normalised, so that the sum of the shares
-    is 1.
+    """Multiply the shares in n reuse histograms by powers of the lookup counts, and return the new histograms, (n, 17).
+    The share of a bin is multiplied by c ** p. Here, c is the mean lookup count of the bin, and p is the histogram's
+    exponent in `power` (n,). Then each histogram is normalised, so that the sum of the shares is 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -177,8 +178,8 @@ def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return how rows move between the 17 bins of a reuse histogram if only a fraction of all lookups is kept. Element
-    [i, j] of the result, (17, 17), is the probability that a row of bin i is in bin j afterwards.
+    """Return how likely rows change the bin of a reuse histogram if lookups are removed at random.
+    Element [i, j] of the result, (17, 17), is the probability that a row of bin i is in bin j after the removal.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.
@@ -194,9 +195,9 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Compute how a reuse histogram changes if each device requests a row only once per batch, and return two arrays.
-    The first array, (17,), has the mean number of devices that request a row, for each of the 17 bins of the histogram.
-    The second array, (17, 17), has the share of each bin's table rows that are in each of the 17 bins after the change.
+    """Return two arrays that describe how a reuse histogram changes if each device requests a row only once per batch.
+    The first array, (17,), has the mean number of devices that request a row, for each bin of the histogram. The second
+    array, (17, 17), has the share of the rows of each bin (first axis) that move to each bin (second axis).
 
     Element [i, j] of the second array is the share of the rows of bin i that are in bin j if a row counts one lookup
     per device. A row with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share
@@ -258,7 +259,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
     """Estimate an amount, such as a number of lookups, for each of m ranges of a table's rows, (m,).
-    The amount is known for each of K equal blocks of the table's rows.
+    The estimate is made from the amounts in K equal blocks of the table's rows.
 
     `blocks` (K,) has the amounts in the blocks, and each range has `rows` (m,) rows, from row `first` (m,) on. Within a
     block the amount is assumed to be spread evenly.

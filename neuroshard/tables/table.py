@@ -1,4 +1,4 @@
-"""An embedding table: size, lookups per sample, and how often a batch looks up the same rows."""
+"""The class `Table` of embedding tables: size, lookups per sample, and how often a batch looks up the same rows."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any

@@ -1,4 +1,6 @@
-"""Exports to the embedding collection of NVIDIA's HugeCTR: a matrix of tables by GPU, and a strategy for each table.
+"""Exports of plans to the embedding collection of NVIDIA's HugeCTR.
+An export has a shard matrix and a shard strategy, as HugeCTR's `EmbeddingCollectionConfig.shard` takes them, and Python
+code that creates the tables.
 
 The shard matrix lists the tables of each GPU. A table on k GPUs is split over these GPUs: into c column shards of equal
 width, if the strategy names c for the table, each of which is row-wise over k / c successive GPUs; c divides k. Columns
@@ -25,7 +27,9 @@ _Strategy = list[tuple[str, list[_Entry]]]
 
 
 def _write(plan: Plan) -> Exported:
-    """Return the plan as HugeCTR's shard matrix and strategy, and Python code that applies them."""
+    """Return the plan as HugeCTR's shard matrix and shard strategy, with Python code that creates and shards the
+    tables.
+    """
     tables, (matrix, strategy) = plan.task.tables, _sharding(plan)
     plain = [
         [parallelism, [entry if isinstance(entry, str) else [*entry] for entry in entries]]

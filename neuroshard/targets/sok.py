@@ -47,7 +47,7 @@ class _Static:
 
     @property
     def call(self) -> str:
-        """The Python code that creates the variable."""
+        """The Python code that creates the variable: a call of `sok.Variable`."""
         shape = f"shape=[{self.rows}, {self.dimension}]"
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
@@ -76,7 +76,7 @@ class _Hybrid:
 
     @property
     def call(self) -> str:
-        """The Python code that creates the variable."""
+        """The Python code that creates the variable: a call of `hybrid`, a function in the exported code."""
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return (
             f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
@@ -139,8 +139,8 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
 
 
 def _fields(variable: _Variable) -> dict[str, str | int]:
-    """Return the fields of a variable as a dict of values for JSON.
-    The dict also contains the type of the variable, by the names that SOK uses for types, such as "static".
+    """Convert a SOK variable to a dict that can be written as JSON, and return the dict.
+    The dict has the fields of `variable`, and the type of the variable in SOK's words, such as {"variable": "static"}.
     """
     variable_type = (
         {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
@@ -172,7 +172,7 @@ def _remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
-    """Return the Python code that creates the variables."""
+    """Return the Python code that creates the given SOK variables, one for each table."""
     calls = "".join(f"        {variable.table!r}: {variable.call},\n" for variable in variables)
     helper = _HYBRID if any(isinstance(variable, _Hybrid) for variable in variables) else ""
     return _SNIPPET.format(num_gpus=num_gpus, calls=calls, helper=helper)

@@ -40,7 +40,7 @@ TARGETS = tuple(_MODULES)
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan in the format of another system.
+    """A plan in the format of another system, such as TorchRec, HugeCTR or SOK, which can be saved to files.
 
     Attributes:
         content: JSON-ready content.
@@ -60,7 +60,7 @@ class Exported:
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:
-        """Return the paths of the files that `save` writes, `out` first.
+        """Return the paths of the files that `save` writes: `out`, and the path of the JSON if `out` is Python code.
 
         Raises:
             UserError: `out` has another suffix, or one of the paths is a directory.
@@ -215,8 +215,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the name of the training framework, such as "torchrec", whose overhead is part of plan costs by
-        default. Return None if plan costs by default do not include the overhead of any framework.
+        """Return the training framework, such as "torchrec", whose overhead is part of plan costs by default.
+        Return None if, by default, plan costs include no framework's overhead.
 
         This is the default of the setting `framework` for plans for this target.
 
@@ -227,8 +227,8 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return a copy of cost models that predicts the costs of training steps of this target.
-        If this target trains with TorchRec, and the models know TorchRec's overhead, the predicted costs include this
+        """Return cost models that predict the costs of training steps with this target's training framework.
+        If the framework is TorchRec, and `models` know the overhead of TorchRec, the predicted costs include this
         overhead.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
@@ -254,7 +254,10 @@ class Target:
         return self.name != _PLAIN
 
     def memory_warnings(self, task: Task) -> tuple[Message, ...]:
-        """Return a warning if the target trains, but the task's memory counts only the weights; else empty."""
+        """Return a warning if the target trains, but the task counts only the memory of the weights.
+        Training also needs memory for optimizer state and batches. Return an empty tuple if the task counts more than
+        the weights, or if the target (plain JSON) does not train.
+        """
         if not self.trains or task.memory != MemoryUse(host_tables=task.memory.host_tables):
             return ()
         return (
@@ -269,17 +272,18 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if the predicted costs of a training step do not include the overhead of the target.
-        Return an empty tuple if the models know this overhead, or if the target is plain JSON, which does not train.
+        """Return a warning if the cost models do not know the overhead of the target's training framework.
+        Predicted costs of training steps then lack this overhead. Return an empty tuple if the models know the
+        overhead, or if the target is plain JSON, which does not train.
         """
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return a copy of the task for the embedding library of the target.
-        In the copy, tables in host memory count as many bytes as this library needs for them. The task is returned
-        unchanged if it has no host memory, or if the target works with any library.
+        """Return the task with memory for tables in host memory counted as the target's embedding library needs it.
+        The library is FBGEMM or HKV. The task is returned unchanged if the task has no host memory, or if the target
+        works with any library.
         """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
@@ -307,9 +311,10 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
-        """Return the reason why the target cannot express the placements of a table, as a pair of texts.
-        The first text is a predicate of the table, such as "is row_wise"; the second text is the target's limit.
-        Return None if the target can express the placements.
+        """Return the reason why the target cannot express the sharding or the memory tier of a table in a plan.
+        The reason is a pair of texts for an error message, such as "is in tier uvm" (what the table is) and "HugeCTR
+        has tables only in tier device" (the target's limit). Return None if the target can express the sharding and the
+        tier.
         """
         types, noun = self.sharding_types, "tables"
         if not table.pooled:
@@ -325,9 +330,9 @@ class Target:
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
-        """Return the reason why the target cannot express the widths of a table's column shards, as a pair of texts.
-        The first text is a predicate of the table, the second text is the target's limit. Return None if the target can
-        express the widths.
+        """Return the reason why the target cannot express the column shards of a table; None if there is no reason.
+        The target needs shards of equal width, at most one on each device. The reason is a pair of texts for an error
+        message, such as "is in shards of 32 and 64 columns" (what the table is) and the target's limit.
         """
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
@@ -339,14 +344,14 @@ class Target:
 
 
 def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
-    """Return sharding types as the value of a rule: the names in the order of `SHARDING_TYPES`, or None if all types
-    are allowed.
+    """Return the value for `TableRule.sharding_types` that allows only the sharding types in `types`.
+    The value has the names of the types in the order of `SHARDING_TYPES`, or is None if all types are allowed.
     """
     return None if types.issuperset(SHARDING_TYPES) else tuple(name for name in SHARDING_TYPES if name in types)
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if the file at `path` seems to be an export to the same system as `exported`.
+    """Return True if the file at `path` seems to be an export to the same system, such as HugeCTR, as `exported`.
     Only the beginning of the file is compared: the first line of Python code, or the field "format" of JSON.
     """
     if exported.snippet is None or path.suffix == ".json":
@@ -355,8 +360,9 @@ def _is_like(path: Path, exported: Exported) -> bool:
 
 
 def _heading(text: str) -> str:
-    """Return the first line of the Python code in an export, after all digits are removed from this line.
-    The line names the system for which the code was written.
+    """Return the first line of the exported Python code `text`, without the digits in this line.
+    The line names the system for which the code was written. Without digits, the line is the same for every number of
+    GPUs.
     """
     return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))
 
@@ -425,7 +431,7 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return the settings of the memory that devices need in addition to the weights, such as optimizer state.
+    """Return the settings that decide which memory a plan counts in addition to the weights, such as optimizer state.
     The defaults of `optimizer` and `batches_in_flight` depend on the target.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count

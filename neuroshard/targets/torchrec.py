@@ -37,9 +37,9 @@ def _remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning if the names of tables contain dots.
-    In a file that is written without `module`, the part of such a name before the last dot is read as the path of a
-    module. Return an empty tuple if no name contains a dot.
+    """Return a warning if names of tables contain dots.
+    If a plan is exported without `module`, a name such as `sparse.ebc.t1` is read as the table `t1` of the module
+    `sparse.ebc`. Return an empty tuple if no name contains a dot.
     """
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
@@ -57,9 +57,9 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning if training with a plan requires TorchRec's pod size, which the plan file does not contain.
-    The pod size (hosts per pod) is required if a pod has several hosts, and row-wise tables are not on all devices.
-    Return an empty tuple if the pod size is not required.
+    """Return a warning if TorchRec needs the pod size to train with the plan, because the plan file lacks the pod size.
+    The pod size is the number of hosts per pod. TorchRec needs the pod size if a pod has several hosts, and a row-wise
+    table is not on all devices. Return an empty tuple if TorchRec does not need the pod size.
     """
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size

@@ -40,7 +40,7 @@ class TaskChanges:
 
     @property
     def of_devices(self) -> bool:
-        """True if the two tasks have different numbers of devices."""
+        """True if the earlier and the later task have different numbers of devices."""
         return self.devices[0] != self.devices[1]
 
     def __bool__(self) -> bool:
@@ -50,7 +50,7 @@ class TaskChanges:
         return ", ".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a short text for each type of difference."""
+        """Yield a short text for each kind of difference between the two tasks, such as "1 table added (user)"."""
         for names, what in ((self.added, "added"), (self.removed, "removed")):
             if names:
                 yield f"{number_of(len(names), 'table')} {what} ({readable_list(names, _SHOWN)})"
@@ -65,8 +65,8 @@ class TaskChanges:
 
 
 def _of_shape(before: Table, after: Table) -> Iterator[str]:
-    """Yield a text with all differences in size and features between two versions of a table.
-    Yield nothing if there are no differences.
+    """Yield one text if the size or the features of a table have changed, such as "user: rows 100 -> 200".
+    The text lists all changes in size and features. Yield nothing if there are no changes.
     """
     pairs = {
         "rows": (f"{before.rows:,}", f"{after.rows:,}"),
@@ -81,8 +81,9 @@ def _of_shape(before: Table, after: Table) -> Iterator[str]:
 
 
 def _of_statistics(before: Table, after: Table) -> Iterator[str]:
-    """Yield a text if two versions of a table have different statistics, or nothing if the statistics are equal.
-    The text has the name of the table, and both pooling factors if these differ.
+    """Yield one text if the statistics of a table have changed, such as "user: pooling factor 10 -> 12".
+    The text is only the name of the table if the pooling factor has not changed. Yield nothing if no statistic has
+    changed.
     """
     if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
         return

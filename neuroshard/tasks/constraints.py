@@ -95,7 +95,7 @@ class TableRule:
 
     @classmethod
     def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
-        """Return a rule that allows the table called `table` only the tier and cache load factor in `assignment`."""
+        """Return a rule by which the table called `table` has the tier and the cache load factor in `assignment`."""
         return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
@@ -196,29 +196,28 @@ class TableLimits:
 
     @cached_property
     def forms(self) -> Forms:
-        """The families of sharding types to which the allowed sharding types of the table belong.
-        The three families (`Form`) are column-wise, row-wise and data-parallel.
+        """The families (`Form`) of the table's allowed sharding types.
+        The three families are column-wise, row-wise and data-parallel.
         """
         return frozenset(forms_of(self.sharding_types))
 
     @property
     def free(self) -> bool:
         """True if the table may be table-wise or column-wise.
-        Each shard of such a table can be placed on any device, independently of the other shards.
+        Then each shard of the table can be placed on any allowed device, independently of the table's other shards.
         """
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
         """Return True if the limits for the number of shards allow the table to be on `devices` devices.
-        The table has a sharding type of the family `layout`, which is column-wise, row-wise or data-parallel.
+        `layout` is the family of the table's sharding type: column-wise, row-wise or data-parallel.
         """
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Return the minimum and maximum number of shards that the table may have with a sharding type of one family.
-        The family (column-wise, row-wise or data-parallel) is given as `layout`. Shards of the row-wise family are
-        blocks of rows.
+        """Return the minimum and maximum number of shards if the table has a sharding type of the family `layout`.
+        The family is column-wise, row-wise or data-parallel. Shards of the row-wise family are blocks of rows.
 
         The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
@@ -230,12 +229,15 @@ class TableLimits:
 
     @property
     def tier_assignment(self) -> TierAssignment:
-        """The tier assignment of the table if no search chooses a tier: the fastest tier that the limits allow."""
+        """The memory tier and the cache load factor of the table, if no search chooses a tier.
+        The tier is the fastest tier that the limits allow. The cache load factor is None unless the tier is
+        uvm_caching.
+        """
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
     def allows_tier(self, assignment: TierAssignment) -> bool:
-        """Return True if the table may have this tier assignment."""
+        """Return True if the limits of the table allow the memory tier and the cache load factor in `assignment`."""
         return assignment.tier in self.tiers and (
             assignment.cache_load_factor is None or self.cache_load_factor in (None, assignment.cache_load_factor)
         )
@@ -326,7 +328,8 @@ class Constraints:
 
     @cached_property
     def _of_name(self) -> dict[str | None, list[TableRule]]:
-        """The rules for each table, by the name of the table; rules with wildcards are under the key None.
+        """A dict from the name of a table to the rules for exactly this table.
+        The key None has all rules with wildcards, such as a rule for "user_*".
 
         Jobs have a rule for each of thousands of tables, so the rules of one table must be quick to find.
         """
@@ -400,7 +403,9 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
-    """Raise UserError if rules forbid splitting a table that has more columns than one shard may have."""
+    """Raise UserError if a table has too many columns for one shard, but a rule prevents the necessary split of the
+    table.
+    """
     parts, width = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
     widest = f"a shard can have at most {MAX_SHARD_DIM} columns"
     for rule in rules:
@@ -435,8 +440,9 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
 
 
 def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns of a shard of a table under `rules`, the rules for the table. The number is
-    a multiple of 4, or all columns of the table if the table cannot be split.
+    """Return the minimum number of columns that a shard of a table may have.
+    The number is a multiple of 4, or all columns of the table if the table cannot be split. `rules` are the rules that
+    match the table. The table has at least `min_shards` shards, of the same width if `equal` is True.
     """
     minimums = (rule.min_dim for rule in rules if rule.min_dim)
     least = max([_narrowest(table, equal, min_shards), *minimums])
@@ -444,8 +450,8 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns in a shard of a table that has at least `min_shards` shards.
-    Minimums that rules set with `min_dim` are ignored.
+    """Return the minimum number of columns in a shard if a table has at least `min_shards` shards.
+    With `equal`, all shards of the table have the same width. Minimums that rules set with `min_dim` are ignored.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
@@ -460,7 +466,7 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
-    """Raise UserError if the limits of a table leave no allowed device, sharding type, tier or number of shards."""
+    """Raise UserError if the limits of a table leave no device, no sharding type, no tier or no number of shards."""
     if not limits.devices:
         raise UserError(
             "table-no-device",

@@ -27,7 +27,7 @@ _FORMAT = "neuroshard-tasks-2"
 def whole(
     tables: tuple[Table, ...], topology: Topology, batch_size: int, memory: MemoryUse, constraints: Constraints
 ) -> tuple[Task, ...]:
-    """Return a tuple with one task, which has all `tables` unchanged.
+    """Return one task for the search, as a tuple of length 1. The task has all `tables`, unchanged.
 
     Args:
         tables: tables of the task.

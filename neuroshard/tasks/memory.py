@@ -112,7 +112,9 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """The numbers of batches whose buffers count as memory, one number for each kind of buffer."""
+        """The number of batches with buffers in device memory at once, for each kind of buffer (such as the outputs).
+        The numbers follow from the training pipeline or, if `pipeline` is None, from `batches_in_flight`.
+        """
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
@@ -178,8 +180,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return one width for each of n shards, (n,): the number of columns in every row of the shard's cache.
-        A shard without a cache has its own number of columns. `sets` has the shards of each device.
+        """Return the number of columns of a row in the cache of each of n shards, (n,).
+        For a shard without a cache, the result has the shard's number of columns. `sets` has the shards of each device.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -245,9 +247,9 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that n shards (`loads`) need while their weights are in host memory, (n,).
-        For each shard, these are the bytes of three things: a cache for some rows, the lists of the cache or the slots
-        of the hash table, and the optimizer state that has one value for each row.
+        """Return the bytes of device memory that n shards (`loads`) need if the weights are in host memory, (n,).
+        The bytes of a shard are for a cache of some rows, for the lists of the cache or the slots of a hash table, and
+        for optimizer state with one value for each row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -264,8 +266,8 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes that each device needs for its own share of the samples in a batch.
-        These are the bytes of the embeddings, gradients and inputs of these samples. They do not depend on the plan.
+        """Return the bytes of the buffers that each device needs for its own share of the samples in a batch.
+        The buffers have the inputs, embeddings and gradients of these samples. The bytes do not depend on the plan.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.
@@ -304,8 +306,8 @@ def _whole(values: FloatArray) -> IntArray:
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Return the products of `size` (n,) and `count`, in bytes, (n,); `count` is one number or an array (n,).
-    If a product is above 2^60, the result has 2^60 + 1 in its place.
+    """Multiply n sizes in bytes by `count` without overflow: return size * count, (n,).
+    `count` is one number or an array (n,). Products above 2^60 are replaced by 2^60 + 1.
 
     This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
     """

@@ -271,7 +271,7 @@ class _Checks:
     num_devices: int
 
     def groups(self) -> None:
-        """Raise UserError if the constraints keep tables together or apart in a way that is impossible."""
+        """Raise UserError if a group of `together` or `apart` is impossible, or if it contradicts another group."""
         seen: set[str] = set()
         for group in self.constraints.together:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
@@ -319,7 +319,9 @@ class _Checks:
                 )
 
     def pinned(self, table: Table, shards: Sequence[PinnedShard]) -> None:
-        """Raise UserError if the pinned shards of a table contradict the size or the limits of the table."""
+        """Raise UserError if the pinned shards of a table contradict the size or the limits of the table.
+        A pinned shard is a shard that every plan must contain, on one of the devices that the constraints name.
+        """
         name, limits, columns = table.name, self.limits[table.name], sum(shard.dim for shard in shards)
         if columns > table.dim:
             raise UserError(
@@ -381,9 +383,8 @@ class _Checks:
                 )
 
     def places(self) -> None:
-        """Raise UserError if some shards that need different devices have too few allowed devices.
-        All shards of one pinned table need different devices. All shards of tables that are kept apart need different
-        devices, too.
+        """Raise UserError if shards must be on different devices, but the constraints allow too few devices for them.
+        This check is for all shards of a table with pinned shards, and for all shards of tables in a group of `apart`.
         """
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
@@ -406,9 +407,9 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return a list with one set of devices for each shard of a table: the devices on which the shard may be.
-        The list has the pinned shards first. Then it has as few further shards as are needed to cover the table and to
-        reach the minimum number of shards.
+        """Return the allowed devices of each shard of a table, as a list with one set of devices for each shard.
+        The first sets are for the pinned shards. The sets after that are for unpinned shards: as few as are needed to
+        cover all columns and to reach the minimum number of shards.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

@@ -92,7 +92,7 @@ class SearcherConformance:
                 assert found == again
 
     def test_repeats_exactly(self) -> None:
-        """Check that the same call returns an equal plan."""
+        """Check that two searches for a plan of the same task return equal plans."""
         task, simulator = toy_task(20), Simulator(random_models())
         assert self.make().find(task, simulator).plan == self.make().find(task, simulator).plan
 
@@ -138,8 +138,8 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check a search with a compute model that does not compute costs from a sum over tables.
-        In two calls, the search must return equal plans that keep memory limits and constraints, or raise an error.
+        """Check a search with a compute model that predicts the cost of a set of tables without a sum over the tables.
+        Two searches must return equal plans that keep the memory limits and constraints, or raise an error.
         """
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
@@ -207,7 +207,7 @@ def _error_of(searcher: "Searcher", task: Task, simulator: Simulator) -> UserErr
 
 
 class ComputeModelConformance:
-    """Tests for every compute model."""
+    """Tests that every compute model must pass. A compute model predicts the time of a device's embedding kernels."""
 
     def make(self) -> ComputeModel:
         """Return the model under test."""
@@ -292,7 +292,9 @@ def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch
 
 
 class CommModelConformance:
-    """Tests for every communication model of 4 devices."""
+    """Tests that every communication model for 4 devices must pass.
+    A communication model predicts the time that devices need for an exchange, such as the all-to-all of embeddings.
+    """
 
     def make(self) -> CommModel:
         """Return the model under test."""
@@ -311,7 +313,9 @@ class CommModelConformance:
         assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
 
     def test_devices_are_alike(self) -> None:
-        """Check that permuting the devices permutes the costs."""
+        """Check that all devices are treated alike.
+        If devices swap their numbers of columns and their start delays, the costs must be swapped in the same way.
+        """
         dims, starts = self._exchanges()
         order = np.array([2, 0, 3, 1])
         model = self.make()
@@ -354,9 +358,9 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that `change`, which enlarges a table, never lowers a predicted cost.
-        Three costs are compared before and after the change: the cost of a set after all tables are changed, the cost
-        of one table alone, and the cost of the set after only this table is changed.
+        """Check that no predicted cost falls if a table is replaced by `change(table)`, which causes no less work.
+        The check compares three costs before and after: the cost of a set in which all tables are replaced, the cost of
+        one table alone, and the cost of the set in which only this table is replaced.
         """
         model = self.make()
         for tables, alone, batch_size in self._pairs():
@@ -384,7 +388,9 @@ class PhysicalComputeConformance(SumModelConformance):
         self._check_ordered(more_rows)
 
     def test_wider_tables_cost_no_less(self) -> None:
-        """Check that wider tables cost no less, at multiples of 32 columns, which are equally well aligned."""
+        """Check that a set of tables costs no less if all tables become wider: 32, 64, 96 and 128 columns are compared.
+        These widths are multiples of 32, so that the rows of all tables are equally well aligned in memory.
+        """
         model = self.make()
         for tables, _, batch_size in self._pairs():
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
@@ -392,7 +398,7 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
 
     def test_more_features_cost_no_less(self) -> None:
-        """Check that the same number of lookups by more features costs no less."""
+        """Check that a table that 3 features read costs no less than with 1 feature and the same number of lookups."""
         self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:

@@ -85,7 +85,9 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
 
 
 def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
-    """Return a task of 2 to 4 devices with scarce memory for its cached tables, which have unequal widths."""
+    """Return a task with tables of unequal widths and with scarce memory on each of 2 to 4 devices.
+    Most of the tables must be cached, which means that the weights are in host memory and the device has a cache.
+    """
     rng, num_devices, tables = np.random.default_rng(seed), 2 + seed % 3, toy_tables(num_tables, seed)
     tiers = rng.choice(["uvm_caching", "device", "uvm"], num_tables, p=[0.8, 0.1, 0.1])
     rules = tuple(TableRule(table.name, tiers=(str(tier),)) for table, tier in zip(tables, tiers, strict=True))

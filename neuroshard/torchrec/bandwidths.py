@@ -1,4 +1,4 @@
-"""Apply the bandwidths of a TorchRec topology to analytic models of exchanges."""
+"""Use the bandwidths of a TorchRec topology in NeuroShard's analytic cost models of exchanges (all-to-all)."""
 
 import logging
 from dataclasses import replace
@@ -48,7 +48,7 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
         return simulator
 
     def named_links(model: RooflineComm) -> RooflineComm:
-        """Return a copy of an analytic exchange model; the copy uses the bandwidths that TorchRec's topology sets."""
+        """Return a copy of an analytic cost model of exchanges, with the bandwidths that TorchRec's topology sets."""
         network = changes.get("network_gb_per_s", model.network_gb_per_s)
         return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
 

@@ -24,7 +24,8 @@ from neuroshard.torchrec.row_updates import KNOWN_SETTINGS, NUMBERS, RULES, STEP
 def data_parallel_optimizer(
     model: nn.Module, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> "DataParallelOptimizer":
-    """Build the optimizer for the data-parallel tables of a sharded model, which the fused optimizer does not train.
+    """Build the optimizer that trains the data-parallel tables of a sharded model.
+    TorchRec's fused optimizer does not train data-parallel tables.
 
     Every table gets the kind of optimizer, the learning rate and the other settings that a fused kernel of the table
     would have. These settings come from `apply_optimizer_in_backward`, from a fused collection or from the sharder's
@@ -119,9 +120,9 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of the weights, (rows, dim), multiplied such that it equals the gradient for a fused kernel.
-        A fused kernel gets the sum over ranks if TorchRec's gradient division is off. The value is None if the weights
-        have no gradient.
+        """The gradient of the weights, (rows, dim), as a fused kernel would get it; None if there is no gradient.
+        If TorchRec's gradient division is off, fused kernels get the sum of the gradients over all ranks, but
+        data-parallel weights have the mean. In this case, the mean is multiplied by the number of ranks.
         """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
@@ -202,9 +203,8 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that neither a fused kernel nor TorchRec trains.
-    Dense kernels look up these tables. The result leaves out the data-parallel tables of fused collections: dense
-    kernels look up these tables, too, but TorchRec trains them.
+    """Return the tables on this rank that have dense kernels and that TorchRec does not train.
+    Data-parallel tables of fused collections are left out: these tables have dense kernels, but TorchRec trains them.
     """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []

@@ -222,10 +222,9 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return a copy of the parameter with stricter constraints.
-    Each keyword argument in `limits`, such as `sharding_types`, names a field of the constraints and has the new values
-    of this field. Raise UserError if the constraints set a field already and none of these values is among the new
-    values.
+    """Return a copy of the parameter in which fields of the constraints are replaced by the values in `limits`.
+    For example, sharding_types=["row_wise"] in `limits` allows only row-wise sharding. Raise UserError if the user's
+    constraints list values for a field, but none of the values in `limits`; `why` and `or_else` explain the error.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -330,7 +329,7 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], request: PlanningRequest
 ) -> TorchRecTopology:
-    """Return a copy of a topology with less memory: the memory for the given parameters of a plan is subtracted.
+    """Return a copy of a topology with the memory that is left after the given parameters of a plan are placed.
     Every device keeps at least one byte.
 
     The subtracted memory is TorchRec's estimate plus bytes that TorchRec does not count: second caches of key-value

@@ -131,7 +131,7 @@ class _Planner(NeuroShardPlanner):
     def collective_plan(
         self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
     ) -> ShardingPlan:
-        """Plan on rank 0 as NeuroShardPlanner does; raise PlannerError in place of UserError."""
+        """Return on all ranks the plan that NeuroShardPlanner finds on rank 0; raise PlannerError, not UserError."""
         with _as_planner_errors():
             return super().collective_plan(module, sharders, pg)
 

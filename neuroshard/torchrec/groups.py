@@ -126,8 +126,8 @@ class Groups:
         return topology
 
     def copies_of(self, rank: int) -> range:
-        """Return the ranks of the job that hold copies of the same shards, one rank of each group.
-        `rank` is the number of each of these ranks within its group.
+        """Return the ranks of the job that have the same shards as rank number `rank` of a group.
+        The result has one rank of each group, because each group has a copy of all shards.
         """
         if self.use_inter_host_allreduce:
             return range(rank, self.job.world_size, self.sharding_group_size)
@@ -149,7 +149,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms that the synchronisation adds to each step, for each of n shards (`loads`), (n,)."""
+            """Return the ms per step that n shards (`loads`) take to average their weights over the groups, (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -183,8 +183,9 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if every block of `ranks` successive ranks, such as a host or a pod, is divided equally by the
-        groups. Divided equally means that all groups with ranks in the block have the same number of ranks in it.
+        """Return True if the sharding groups divide every block of `ranks` successive ranks into equal parts.
+        A block is, for example, a host or a pod. The parts of a block are equal if all groups that have ranks in the
+        block have the same number of ranks there.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0

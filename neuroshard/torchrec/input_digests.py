@@ -83,8 +83,9 @@ def _described(value: Any) -> Any:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Return the content of an array, a path or a dataclass as JSON-ready values, by name.
-    For a dataclass, only fields that count when objects are compared are returned. The result is empty for other types.
+    """Describe an array, a path or a dataclass by a dictionary of JSON-ready values; return {} for other types.
+    For an array, these are the shape and a digest of the elements; for a path, the text of the path; for a dataclass,
+    the fields that count when two objects are compared.
     """
     if isinstance(value, np.ndarray):
         return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}

@@ -132,9 +132,8 @@ def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return by how many bytes each value in `now` is larger than the value at the same index in `then`, as a list.
-    A negative number means that the value is smaller. Return None instead if any value differs by more than 5% of the
-    value in `then`, or if the lengths of the two sequences differ.
+    """Return the differences now[i] - then[i] in bytes, as a list, if all memory sizes have stayed similar.
+    Return None if any difference is more than 5% of then[i], or if `now` and `then` have unequal lengths.
     """
     if len(now) != len(then):
         return None

@@ -53,7 +53,9 @@ def cut_widths(sharding: ParameterSharding) -> list[int]:
 
 
 def kernel_of(layout: Layout, assignment: TierAssignment) -> str:
-    """Return the compute kernel of a table, given the table's layout and tier assignment."""
+    """Return the name of TorchRec's compute kernel for a table, such as "fused_uvm_caching" or "dense".
+    The kernel depends on the family of sharding types (`layout`) and on the memory tier (`assignment`).
+    """
     return DENSE if layout.dense else KERNELS[assignment.tier]
 
 

@@ -131,8 +131,9 @@ class Model:
         return replace(self, request=request, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan all parameters that NeuroShard does not plan; return their plan, together with a topology.
-        The topology has the memory that these parameters leave free for the tables that NeuroShard plans.
+        """Return a plan of the parameters that NeuroShard does not plan, and a topology with the memory that is left.
+        TorchRec's planner plans these parameters, except for parameters for which the user gave a plan. The memory that
+        is left is for the tables that NeuroShard plans.
 
         Raises:
             InfeasibleError: TorchRec finds no plan for the delegated parameters.
@@ -298,9 +299,9 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if all column shards in the module of a sequence table are as wide as this table.
-    TorchRec requires that column shards of sequence tables in a module have the same width. Return False if NeuroShard
-    plans only some of the parameters of the module.
+    """Return True if every column-wise shard in the module of `table` is as wide as `table`, a sequence table.
+    TorchRec requires that all column-wise shards of sequence tables in a module have the same width. Return False if
+    NeuroShard does not plan all parameters of the module.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}

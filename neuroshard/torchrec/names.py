@@ -18,8 +18,8 @@ from neuroshard.torchrec.parameters import Parameter
 
 @dataclass(frozen=True)
 class TableNames:
-    """Translator of the names that users write for tables into the names that tasks use.
-    `tables` has all tables that NeuroShard plans, by the names that tasks use.
+    """Translate table names that users write into the names in a task, which is the input of NeuroShard's search.
+    `tables` is a dictionary of all tables that NeuroShard plans, by the name in the task.
 
     Tasks use the plain name of a table if no other table of the model has that name, and `path.name` otherwise.
     """
@@ -57,8 +57,8 @@ class TableNames:
         return name
 
     def in_rules(self, rules: Constraints) -> Constraints:
-        """Return the rules, with the names that tasks use for the tables in place of the names that users write.
-        Raise UserError if a name is ambiguous.
+        """Return a copy of the rules in which each table has the name that tasks use, not the name that the user
+        wrote. Raise UserError if a name is ambiguous.
         """
         return Constraints(
             tuple(task_rule for rule in rules.rules for task_rule in self._rules(rule)),
@@ -68,9 +68,9 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return a copy of `known`, a dictionary of tables with statistics, in which the keys are translated.
-        The keys of `known` are names that users write; the keys of the copy are the names that tasks use. Raise
-        UserError if a name is ambiguous, or if two names stand for the same table.
+        """Return the statistics in `known` by the names that tasks use for the tables.
+        In `known`, the keys are the names that users write. Raise UserError if a name is ambiguous, or if two names
+        stand for the same table.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -89,9 +89,10 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return rules that together have the same effect as `rule`, but contain the names that tasks use for tables.
-        `rule` has a table name or a pattern of names, which a user wrote. A pattern matches a table if it matches any
-        of the table's names, with or without the path of the module. One such pattern can need several rules.
+        """Translate a rule with table names as a user writes them into rules with the names that tasks use.
+        A pattern in the user's rule, such as "tower.*", matches table names with and without the path of the module,
+        but a task has only one of these two names. If the pattern does not match the name in the task, the table gets a
+        rule of its own, so the result can have several rules.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]

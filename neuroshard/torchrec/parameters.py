@@ -230,9 +230,9 @@ class Parameter:
         return _over_all(lookups, poolings, batches, batch_size)
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Return the number of lookups of each feature, for TorchRec's reports.
-        The numbers are pooling factors in the proportions that the constraints give. They are scaled such that the
-        lookups of all features together equal the pooling factor of `table`, which can come from measured statistics.
+        """Return the pooling factor (lookups per sample) of each feature, for TorchRec's reports.
+        The constraints give the proportions of these factors. The factors are scaled such that all features together
+        have the lookups of `table`, whose pooling factor can come from measured statistics.
 
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
@@ -382,8 +382,9 @@ class Parameter:
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Return the rule of NeuroShard that expresses TorchRec's constraints on splitting the table.
-        The result is None if there are no constraints to express.
+        """Return the `TableRule` that tells NeuroShard's search into which shards the table may be split.
+        The rule follows from constraints, such as `min_partition`, and from TorchRec's limits for sequence tables. The
+        result is None if any split is allowed.
 
         Raises:
             UserError: `min_partition` is below 1 column.
@@ -407,8 +408,8 @@ class Parameter:
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=constraints.min_partition)
 
     def type_rule(self, name: str) -> TableRule | None:
-        """Return the rule of NeuroShard that limits the sharding types of the table.
-        The result is None if the table may have any type.
+        """Return the `TableRule` that tells NeuroShard's search which sharding types the table may have.
+        The result is None if the table may have any sharding type.
         """
         if set(self.forms) == set(self._known_forms) and not self.user_constraints.sharding_types:
             return None
@@ -416,8 +417,8 @@ class Parameter:
         return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Return the rule of NeuroShard that limits the tiers and the cache size of the table.
-        The result is None if constraints name neither compute kernels nor a cache size.
+        """Return the `TableRule` that tells NeuroShard's search which memory tiers and cache size the table may have.
+        The result is None if the constraints limit neither the memory tiers nor the cache size.
 
         Raises:
             UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use
@@ -452,9 +453,9 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the number of lookups in a batch, summed over all features of a table, and divided by `batch_size`.
-    `lookups`, `poolings` and `batches` have one value for each feature: the pooling factor, the number of poolings and
-    the batch size, as in TorchRec's constraints.
+    """Return the lookups in a table per sample: the sum over features of lookups * poolings * batches / batch_size.
+    `lookups`, `poolings` and `batches` have one value for each feature of the table: the pooling factor, the number of
+    poolings, and the feature's batch size, as in TorchRec's constraints.
     """
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))

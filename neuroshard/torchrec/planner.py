@@ -329,7 +329,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def collective_plan(
         self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
     ) -> ShardingPlan:
-        """Plan on rank 0 of the process group; all ranks receive the plan, `last_plan` and `last_cost`.
+        """Find a plan of `module` on rank 0 of the process group, and return the plan on all ranks of the group.
+        Set the planner's attributes `last_plan` and `last_cost` on all ranks, too.
 
         Raises:
             UserError: rank 0 found no plan; every rank raises the error.
@@ -388,7 +389,9 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Call `find` on this rank; return the result of `find`, and the attributes that other ranks must copy."""
+        """Call `find` on rank 0, and return what all other ranks need: a tuple that is sent to these ranks.
+        The tuple has the result of `find`, and the planner's attributes that `find` set, such as `last_plan`.
+        """
         answer, plan = find(group), self.last_plan
         plan_to_send = plan and replace(plan)  # a copy without cached properties
         return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
@@ -420,7 +423,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search for a plan of the given model that replaces the plan of the earlier job; return the new plan."""
+            """Search for a plan of the model, and return this plan, which replaces the plan of the earlier job."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -447,7 +450,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
         def taken(model: Model) -> _Way:
-            """Load the plan from the plan loader, and return the loaded plan for a model."""
+            """Return the plan loader's plan of a model; raise UserError if this plan does not fit the job."""
             finder = self._finder_of(model)
             return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
@@ -489,9 +492,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Return a plan of the whole model, which joins two plans.
-        The first plan has the parameters that NeuroShard does not plan: TorchRec's planner plans them, or the user gave
-        a plan for them. Then `search` finds the second plan, of all other tables, in the memory that is left.
+        """Plan the whole model in two steps, and return the plan of both steps together.
+        First, TorchRec's planner plans the parameters that NeuroShard does not plan, if the user gave no plan for them.
+        Then, `search` finds a plan of all other tables for the memory that is left.
         """
         finder = self._finder_of(model)
         others, left = model.others()
@@ -544,8 +547,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Report the plan of the whole model, set the planner's attributes, and return this plan.
-        Rank 0 of the group saves a new plan.
+        """Finish a plan that was found: let the callbacks change a new plan, report the plan, and return it.
+        Set the planner's attributes, such as `last_plan`. Rank 0 of the group saves a new plan to the file of `keep`.
         """
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
@@ -607,9 +610,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return [model, *(model.on(request) for request in self._requests[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
-        """Return the finder (search method and cost models) for a model.
-        If the job has several sharding groups, the groups average their weights from time to time. The predicted costs
-        include the time for this, provided that the cost models can predict it.
+        """Return the search method and the cost models for a model, together as a `Finder`.
+        If the job has several sharding groups, the ranks average their weights over the groups from time to time. If
+        the cost models can predict the time of this averaging, the predicted costs include the time.
         """
         groups, simulator = model.request.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:

@@ -265,9 +265,9 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Let the callbacks change a plan of the whole model (`sharding_plan`), and give the changed plan to the
-        reports. `plan` is a NeuroShard `Plan` of only the tables that NeuroShard plans, or None. It is changed in the
-        same way.
+        """Let the callbacks change the plan of the whole model (`sharding_plan`), and report the changed plan.
+        `plan` is a NeuroShard `Plan` of only the tables that NeuroShard plans, or None if there are no such tables. The
+        callbacks' changes are made in `plan`, too.
 
         Returns:
             Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.
@@ -396,8 +396,8 @@ def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> Floa
 
 
 def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Return two times in ms: the compute time of the forward pass, and the compute time of the backward pass.
-    Their sum is `compute_ms`. As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
+    """Divide `compute_ms` between the forward pass and the backward pass, and return both times in ms.
+    As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
     """
     forward = compute_ms / (1 + multiplier)
     return forward, compute_ms - forward

@@ -97,8 +97,8 @@ class PlanningRequest:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Return a topology that has only the memory that is free for tables.
-        TorchRec's `StorageReservation` subtracts the memory that it reserves for the rest of the model.
+        """Return a copy of the topology in which every device has only the memory that is free for tables.
+        The job's `StorageReservation` subtracts the memory for the rest of the model, as in TorchRec's planner.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -168,7 +168,9 @@ class PlanningRequest:
         )
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
-        """Return the settings that decide which memory counts in addition to the weights of the parameters."""
+        """Return the settings for memory use: the optimizer state and buffers that count in addition to the weights.
+        If the request has no such settings, the optimizer with the most state among `parameters` counts for all tables.
+        """
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
         memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
@@ -221,7 +223,7 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Return the number of devices that fast links join, or None if this is the number of devices on one host."""
+    """Return the number of devices joined by fast links; None if fast links join only the devices of one host."""
     size = ranks_per_pod(topology)
     return None if size == topology.local_world_size else size
 

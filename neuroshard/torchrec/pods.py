@@ -26,7 +26,9 @@ BY_POD = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.v
 
 
 class RankSizes(Protocol):
-    """Protocol of objects with numbers of ranks: a TorchRec topology, or the `ShardPerfContext` of an estimator."""
+    """Protocol of objects that have the number of ranks in the job, on each host, and in each pod of hosts.
+    Examples are a TorchRec topology, and the `ShardPerfContext` of an estimator.
+    """
 
     @property
     def world_size(self) -> int:
@@ -95,9 +97,9 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
 
 
 def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
-    """Return a warning if DistributedModelParallel would not shard tables over the ranks that the plan says.
-    This happens if the environment of this process has another pod size, or another number of ranks on a host, than the
-    plan.
+    """Return a warning if DistributedModelParallel in this process would shard tables over other ranks than the plan.
+    This happens if the plan was made for another pod size, or for another number of ranks on a host, than the
+    environment of this process sets.
 
     The result is None if the plan shards no tables over pods, or if the environment of this process fits the plan.
     """
@@ -119,9 +121,8 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
-    """Return the number of ranks on each host, as the running job has it.
-    If this process does not belong to a running job with as many ranks as the topology, return the number in the
-    topology.
+    """Return the number of ranks on each host of the running job.
+    If no job with as many ranks as the topology runs in this process, return the topology's number of ranks on a host.
     """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:

@@ -31,7 +31,8 @@ _PIPELINE_TYPES = {
 
 
 def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
-    """Return the job's pipeline, from the planner's `pipeline` or from `memory.pipeline`; None if both are unset.
+    """Return the name of the job's training pipeline, such as "sparse_dist".
+    The name is set in the planner's argument `pipeline` or in `memory.pipeline`; return None if both are unset.
 
     Raises:
         UserError: they name different pipelines, or there is no pipeline of this name.

@@ -151,8 +151,9 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Return the number of samples in the first batch.
-    Only tensors with features that tables read (the names in `read`) count. Raise UserError if the number is 0.
+    """Return the number of samples in the first batch, which is the largest number of samples in a tensor of the batch.
+    A tensor counts only if tables read a feature of the tensor; `read` has the names of all features that tables read.
+    Raise UserError if the number is 0.
     """
     tensors = (tensor for tensor_of in batches[:1] for key, tensor in tensor_of.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)

@@ -28,8 +28,8 @@ OTHER_CONTEXT = "another job" if _IS_1_9 else "another job, or under another PYT
 
 
 def stashing(is_stashed: bool) -> dict[str, bool]:
-    """Return a keyword argument for TorchRec's ShardingOption, as a dictionary: `stash_weights`.
-    The argument says whether the weights of the table are stashed, which means that TorchRec copies them to host memory
-    while the dense network runs. The dictionary is empty if the installed release of TorchRec has no such argument.
+    """Return {"stash_weights": is_stashed}, a keyword argument for TorchRec's ShardingOption.
+    If weights of a table are stashed, TorchRec copies these weights to host memory while the dense network runs. Return
+    {} if the installed release of TorchRec has no such argument.
     """
     return {"stash_weights": is_stashed} if _IS_1_9 else {}

@@ -123,8 +123,8 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return the ranks, the shards and the kernel of a table as a tuple.
-    Two plans place the table in the same way if they give equal tuples. For a data-parallel table, None replaces the
+    """Return a tuple to compare how two plans place a table: the ranks, the shards and the kernel of the table.
+    If both plans place the table in the same way, their tuples are equal. For a data-parallel table, None replaces the
     ranks.
     """
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]

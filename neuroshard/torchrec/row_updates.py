@@ -68,7 +68,7 @@ class RowSettings:
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 
     def changed(self, group: Mapping[str, Any]) -> "RowSettings":
-        """Return the settings with numeric values from `group`, which is a parameter group of an optimizer."""
+        """Return a copy of the settings with the numeric values of `group`, a parameter group of a torch optimizer."""
         return replace(self, **{name: group[name] for name in NUMBERS})
 
 
@@ -139,7 +139,7 @@ class UpdateRule:
     counts_steps: bool = False
 
     def initial_state(self, weights: Tensor) -> State:
-        """Return the states of a table before the first step, all 0."""
+        """Return the optimizer states of a table before the first step: tensors of zeros."""
         rows, dim = weights.shape
         device = weights.device
         state = {
@@ -166,12 +166,14 @@ class UpdateRule:
 
 
 def _sgd(weights: Tensor, gradient: Tensor, _: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Return the weights after a step of SGD: w' = w - lr g."""
+    """Return the weights after a step of SGD, w' = w - lr g, for weights w and gradient g."""
     return weights - settings.lr * gradient, {}
 
 
 def _adagrad(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Return weights and state after a step of Adagrad: s' = s + g^2; w' = w - lr g / (sqrt(s') + eps)."""
+    """Return weights and state after a step of Adagrad.
+    For weights w, gradient g and state s: s' = s + g^2; w' = w - lr g / (sqrt(s') + eps).
+    """
     total = state[MEAN] + gradient.square()
     return weights - settings.lr * gradient / (total.sqrt() + settings.eps), {MEAN: total}
 

@@ -147,7 +147,7 @@ class _Cache:
             raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
 
     def read(self) -> CacheParams:
-        """Return the cache parameters as TorchRec's own type."""
+        """Return the cache parameters as TorchRec's `CacheParams`."""
         algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
         return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
 
@@ -259,8 +259,9 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """Return TorchRec's plan, given the modules in a file; raise UserError if TorchRec refuses the shards.
-    `where` names the file in errors.
+    """Build TorchRec's `ShardingPlan` from `modules`, the content of a plan's file: the sharding of each parameter, by
+    module and name.
+    Raise UserError if TorchRec refuses the shards; `where` names the file in the error.
     """
     try:
         return ShardingPlan(

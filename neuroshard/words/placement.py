@@ -51,7 +51,8 @@ TIERS = tuple(Tier)  # numbers of tiers in arrays are indices of this tuple
 @dataclass(frozen=True, order=True)
 @checked
 class TierAssignment:
-    """The tier of a table and the size of the table's cache; all shards of the table have the same tier assignment.
+    """The memory tier of a table (such as host memory behind a cache), and the size of the table's cache. All shards of
+    the table have the same tier assignment.
 
     Attributes:
         tier: the memory that stores the table.

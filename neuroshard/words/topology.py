@@ -93,7 +93,7 @@ class Topology:
 
     @property
     def device_memory(self) -> tuple[int, ...]:
-        """Memory of each device in bytes, (D,), without the reserved bytes."""
+        """Memory of each of the D devices in bytes, (D,), without the reserved bytes."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
 
@@ -131,7 +131,9 @@ class Topology:
 
     @property
     def domains(self) -> tuple[range, ...]:
-        """Indices of the devices in each domain, as one range for each domain."""
+        """Indices of the devices in each domain, as one range for each domain. A domain is a group of devices that fast
+        links connect.
+        """
         return self._ranges(self.domain_size)
 
     def _ranges(self, size: int) -> tuple[range, ...]:

@@ -73,7 +73,9 @@ class Searched:
 
     @property
     def costs_ms(self) -> FloatArray:
-        """The measured cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
+        """The measured cost in ms of each of K candidate plans in each of P passes, (K, P); NaN for failed
+        measurements.
+        """
         return costs_ms(self.passes, len(self.candidate_plans))
 
     @property
@@ -92,8 +94,8 @@ class Searched:
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return a copy with the candidate plan that the measurements choose for deployment in place of the found plan.
-        A remark explains the choice.
+        """Return a copy of this search in which `found` is the candidate plan that the measurements choose for
+        deployment. A remark explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
         remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"

@@ -75,8 +75,8 @@ class KernelMeasurer(Measurer):
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of kernels and exchanges, or None if
-        they can. In a pass, the kernel calls and the exchanges of every plan are measured once.
+        """Check that the measurements `rows` can come from one pass, in which the kernel calls and the exchanges of
+        every plan are measured once. Return None if the check succeeds, and otherwise the reason as text.
         """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):
             counts = Counter(row.phase for row in of_plan if row.phase != COST)
@@ -88,7 +88,9 @@ class KernelMeasurer(Measurer):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result: for one plan a table of the devices, for several plans a comparison of methods."""
+        """Return the result of an evaluation: a comparison of the methods and, if there is only one plan, a table of
+        the devices.
+        """
         plans = {task: len(of_task) for task, of_task in runnable_by_task(entries).items()}
         rows = {task: iter(by_plan(passes[0], plans[task])) for task, passes in measured.items()}
         done = [_with(entry, cost_from(next(rows[entry.task]))) if entry.runnable else entry for entry in entries]
@@ -147,7 +149,9 @@ def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> Eval
 
 
 def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:
-    """Return a table of the devices of a measured plan."""
+    """Return a table for people with one row for each device of a measured plan. A row has the number of shards, the
+    number of columns, the memory, and the measured times of the device.
+    """
     columns = {
         "device": [str(device) for device in range(len(plan.device_tables))],
         "shards": [str(len(tables)) for tables in plan.device_tables],

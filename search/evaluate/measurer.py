@@ -132,7 +132,8 @@ class Measurer(ABC):
     def opened(
         self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
     ) -> AbstractContextManager[Measure]:
-        """Start the processes that measure plans of these tasks; the processes end when the context ends.
+        """Return a context manager that yields the function that measures plans of these tasks. All processes that
+        measure end when the context ends.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
@@ -150,9 +151,9 @@ class Measurer(ABC):
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of this measurer, or None if they
-        can. In a pass, every plan is measured once. The reason is text that continues a sentence, such as "does not
-        have the times of training steps".
+        """Check that the measurements `rows` can come from one pass of this measurer, in which every plan is measured
+        once. Return None if the check succeeds. Otherwise return the reason as text that continues a sentence, such as
+        "does not have the times of training steps".
         """
 
     @abstractmethod
@@ -212,7 +213,9 @@ class TorchRecMeasurer(Measurer):
 
     @abstractmethod
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if these plans of one task, all in memory together, cannot be measured on this machine."""
+        """Raise UserError if this machine cannot measure these plans of one task. The models of all plans must fit in
+        memory at the same time.
+        """
 
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
@@ -232,15 +235,17 @@ class TorchRecMeasurer(Measurer):
 
     @abstractmethod
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Return the comparison of the plans of a task, from the passes over the plans."""
+        """Compare the plans of a task by their measurements in all passes, and return the comparison. In a pass, every
+        plan is measured once.
+        """
 
     @abstractmethod
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of an additional file with details on the plans of a task."""
+        """Return the rows of an additional file about the plans of a task, such as the time of each phase of a step."""
 
     @abstractmethod
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables and lines for people on the plans of a task."""
+        """Return tables and lines of text that compare the plans of a task for people."""
 
     def drawn(self, compared: Comparison) -> Drawn | None:
         """Return a picture of the plans of a task; None if this measurer draws no picture."""

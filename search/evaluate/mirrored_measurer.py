@@ -107,17 +107,18 @@ class MirroredMeasurer(TorchRecMeasurer):
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of mirrored steps, or None if they
-        can. In a pass, every plan is measured once. In a mirrored step, one process runs one rank of a larger job.
+        """Check that the measurements `rows` can come from one pass, in which mirrored steps of every plan are measured
+        once. In a mirrored step, one process runs one rank of a larger job. Return None if the check succeeds, and
+        otherwise the reason as text.
         """
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the plans of a task by the times of mirrored steps. In a mirrored step, one process runs one rank of
-        a larger job, so the compared times contain no exchanges. The times of phases and the predicted times of
-        exchanges are computed from passes without errors.
+        """Compare the plans of a task by mirrored steps, in which one process runs one rank of a larger job. The
+        compared step times are the local work only; the predicted times of exchanges are in a separate column. Passes
+        with errors do not count in the times of phases and exchanges.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -192,8 +193,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return a list with one time: the ms of a plan's training step in one pass, without exchanges. The list is
-        empty if the pass has an error.
+        """Return the ms of a plan's local work (a training step without exchanges) in one pass, as a list of one
+        number. The list is empty if the pass has an error.
         """
         return [step.step_ms for step in self._steps([rows])]
 

@@ -66,22 +66,22 @@ class Comparison:
 
     @property
     def step_ms(self) -> FloatArray:
-        """The median ms of the step of each plan over all passes and turns, (K,)."""
+        """The step time in ms of each of the K plans, (K,): the median over all passes and turns."""
         median: FloatArray = np.median(self.turns_ms, axis=(1, 2))[:-1]
         return median
 
     @property
     def ratios(self) -> FloatArray:
-        """Step time of each plan divided by the step time of the first plan, for each pass, (K, P). In a pass, each of
-        the T turns gives one ratio, and the result contains the median of these ratios.
+        """The step time of each of K plans in each of P passes, divided by the step time of the first plan, (K, P). The
+        plans take turns in a pass: each turn gives one ratio, and the value of the pass is the median of these ratios.
         """
         return self._ratios[:-1]
 
     @property
     def floor(self) -> float:
-        """The smallest relative difference of step times that tells two plans apart. Every pass measures the first plan
-        twice, which gives one ratio of the two step times for each pass. The result is the standard error of the mean
-        of these ratios, if the true ratio is 1.
+        """The smallest relative difference of step times that is not noise, such as 0.02 for 2%. In each of P passes
+        the first plan is measured twice, and r is the ratio of both step times. The result is
+        sqrt(mean((r - 1)^2) / P), the standard error of the mean of r if the true ratio is 1.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))

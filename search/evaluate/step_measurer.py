@@ -32,8 +32,8 @@ _TRUSTED = 0.03  # differences between plans are reliable only if equal plans di
 
 @dataclass(frozen=True)
 class StepMeasurer(TorchRecMeasurer):
-    """Measures training steps of plans. TorchRec trains a stand-in of the user's model with the plans of a task
-    alternately: a few steps with each plan, and then again.
+    """Measures plans by their training steps. TorchRec trains a stand-in of the user's model, and the plans of a task
+    take turns: a few steps with each plan, then again a few steps with each plan.
 
     Each build of all of a task's plans is in fresh processes, and is one pass. An evaluation builds the first plan
     twice; the difference of both is the floor.
@@ -54,8 +54,8 @@ class StepMeasurer(TorchRecMeasurer):
         super().check(tasks, plans, hardware)
 
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if training steps of these plans,
-        all in memory together, cannot be measured on this machine.
+        """Raise UserError if this machine cannot measure training steps of these plans. The plans must have the same
+        tables and devices, and the models of all plans must fit in memory at the same time.
         """
         check_steps(plans, hardware)
 
@@ -85,8 +85,8 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one build of these plans, or None if they can.
-        In a build, TorchRec builds the model with every plan, and the training steps are timed.
+        """Check that the measurements `rows` can come from one build, in which TorchRec builds the model with every
+        plan and times the training steps. Return None if the check succeeds, and otherwise the reason as text.
         """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))

@@ -1,4 +1,4 @@
-"""Choose the best of several plans, given the cost of each plan in several passes."""
+"""Choose the best of several plans by measured costs. Every plan is measured once in each of several passes."""
 
 from dataclasses import dataclass
 
@@ -73,9 +73,9 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return the uncertainty of the k - 1 relative cost differences between the first of k plans and each other plan.
-    The uncertainty is half the width of a confidence interval. The intervals of all differences are equally wide and
-    hold simultaneously. `logs` (k, P) has the logarithms of the costs of the k plans in P passes.
+    """Return the margin of error of the relative cost differences between the first of k plans and each other plan. The
+    margin is half the width of a confidence interval; the k - 1 intervals are equally wide and hold simultaneously.
+    `logs` (k, P) has the logarithms of the measured costs of the k plans in P passes.
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

@@ -41,7 +41,8 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """Settings of the verification of a search by `verify=kernels`, `verify=steps` or `verify=mirrored`.
+    """Settings for measuring candidate plans after a search, to choose the best candidate plan (`verify=kernels`,
+    `verify=steps` or `verify=mirrored`).
 
     Attributes:
         hardware: hardware that the plans run on.
@@ -66,7 +67,9 @@ class Verify:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the verification on which the chosen plans depend, as a JSON-ready dictionary."""
+        """The settings of the verification that can change which plan is chosen, as a dictionary that can be saved as
+        JSON.
+        """
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:

@@ -37,8 +37,8 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """Return the shards of a plan, listed by device. The plan is given by `widths` (I, D), the width of each item (such
-    as a table) on each device in units of 4 columns.
+    """Return the shards of a plan, listed by device. The array `widths` (I, D) has the width of each of I items (such
+    as tables) on each of D devices, in units of 4 columns.
 
     The scores `without` are not computed yet: call `rescore` for this.
     """
@@ -178,8 +178,8 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Return the time in ms that a device still needs for the forward exchange after the last device has started the
-    exchange.
+    """Return the time in ms that a device still needs for the forward exchange after the straggler (the device that is
+    ready last) has started the exchange.
 
     The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
     segments while it waits. The waits are those of `device_waits`.
@@ -246,7 +246,7 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the entries of one device in `contents` again from the shards on the device, in place. The entries are
+    """Compute all numbers of one device in `contents` again from the shards on the device, in place. The numbers are
     the bytes, the sent units (of 4 columns), the scores (which stand for compute costs), and the sum of the vectors by
     which the compute model describes the shards.
 
@@ -308,7 +308,7 @@ def ready_ms(costs: Costs, device: int, score: float, units: float, widest: floa
 
 @jit
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
-    """Return the ms until each device is ready for the forward exchange, (D,)."""
+    """Return the time in ms until each of D devices can start the forward exchange, (D,)."""
     score, units = contents.score, contents.units
     ready, widest = np.empty(len(units)), units.max()
     for d in range(len(ready)):
@@ -318,7 +318,7 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
 
 @jit
 def estimate_ms(contents: Contents, costs: Costs) -> float:
-    """Return the estimated cost of the plan with these contents, in ms."""
+    """Return the estimated cost in ms of the plan that `contents` describes."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
 
 

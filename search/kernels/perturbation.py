@@ -30,8 +30,8 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for e
 
 
 class _Touched(NamedTuple):
-    """Masks of the items (I,) and the devices (D,) that steps have changed and that must be restored
-    before the next perturbation.
+    """Masks of the items (I,) and of the devices (D,) that the steps of one round have changed. Only these are restored
+    before the next round.
     """
 
     items: BoolArray
@@ -43,8 +43,8 @@ def explore(
     start: Contents, all_shards: ShardTable, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
     estimate: FloatArray,
 ) -> tuple[int, IntArray]:  # fmt: skip
-    """Perturb a plan K times by random steps; each time, improve the result by the best step until no step lowers the
-    estimated cost.
+    """Make K new plans from the plan `start`. Each new plan is `start` after a few random steps, improved by the best
+    step again and again until no step lowers the estimated cost.
 
     Every round starts from the plan `start`: P random allowed steps, then local search down to a local optimum. All
     rounds share one set of arrays. A round marks the items and devices that it changes; `_undone` then reads the
@@ -90,9 +90,9 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Undo the changes of the plan `plan`, so that its arrays equal the arrays of the plan `start` again. Return the n
-    changes that were undone, (n, 4). Each row has the `number` of the plan, an item, a device, and the width that the
-    item had on the device in the changed plan.
+    """Restore the arrays of `plan` to the state of the plan `start`, and return the n differences that `plan` had, (n,
+    4). Each row has the given `number` of the plan, an item, a device, and the width of the item on the device before
+    the restoration.
 
     The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -172,8 +172,8 @@ def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Return the change of the moved bytes if a step changes `plan`. The moved bytes are the weights and optimizer
-    state that must move between devices to get from the previous plan to `plan`.
+    """Return the change of the moved bytes if a step is applied to `plan`. The moved bytes are the weights and
+    optimizer state that devices must receive to get from the previous plan to the new plan.
     """
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))

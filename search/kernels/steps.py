@@ -1,5 +1,5 @@
-"""Compiled search for the best steps of the local search: the steps that move load away from one device, by estimated
-cost.
+"""Compiled search for the best steps of the local search: the steps that move load away from one device and lead to the
+lowest estimated costs.
 """
 
 from typing import NamedTuple
@@ -82,8 +82,8 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Return how many more bytes a device must receive in a re-planning if it has `then` units (of 4 columns) of an
-    item instead of `now` units. In the previous plan the device has `was` units.
+    """Return the change of the bytes that a device must receive in a re-planning, if the device gets `then` units (of 4
+    columns) of an item instead of `now` units. In the previous plan the device has `was` units of the item.
 
     The previous plan has `was` units there: a device receives state_bytes(units) - state_bytes(was), and never less
     than 0.
@@ -112,8 +112,8 @@ def moved_by(
 
 @jit_paste
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
-    """Write a step into the arrays of `best`. If the arrays are full, the step replaces the step with the highest
-    estimated cost. Return the new number of steps in `best`.
+    """Add a step with the estimated cost `value` (ms) to the `count` steps in `best`, and return the new number of
+    steps. If the arrays of `best` are full, the new step replaces the step with the highest estimated cost.
     """
     place = count
     if count == len(best.estimate):
@@ -299,10 +299,10 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Return the score of a device, which stands for the compute cost, after a swap of shards. The score is the sum of
-    relu(base + plus - minus - gone) * weight over H entries. The compute model describes each shard by a vector (H,).
-    `base` is the sum of the vectors of the device's shards before the swap, plus the bias of the model. The swap adds
-    the shard with the vector `plus`, and removes the shards with the vectors `minus` and `gone`.
+    """Return the score of a device after a swap of shards: the sum over H entries of relu(base + plus - minus - gone) *
+    weight. The compute cost of the device follows from the score. The compute model describes each shard by a vector
+    (H,). `base` is the sum of the vectors of the device's shards before the swap, plus the bias of the model. The swap
+    adds the shard with the vector `plus`, and removes the shards with the vectors `minus` and `gone`.
     """
     total = np.float32(0)
     for h in range(len(weight)):

@@ -59,7 +59,9 @@ class CostedPlan:
 
     @property
     def widths(self) -> IntArray:
-        """Width of each item on each device, in units of 4 columns, (I, D)."""
+        """The plan as an array (I, D): the width of each of I items (such as tables) on each of D devices, in units of
+        4 columns.
+        """
         return self.contents.widths
 
     @property
@@ -87,14 +89,17 @@ class LocalSearch:
         self.looked = 0  # number of plans; one costed by the communication models counts as two per device
 
     def costed(self, widths: IntArray) -> CostedPlan:
-        """Return the plan that is given by `widths` (I, D), with the predicted costs of every device."""
+        """Return the plan with the given widths, with the predicted costs of every device. `widths` (I, D) has the
+        width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        """
         return self._costed([widths.copy()])[0]
 
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Return new plans with predicted costs. For each seed, a new plan is made from `plan` by random steps, and
-        improved by estimated costs. Only the new plans with low estimated costs are returned.
+        """Return plans that are made from `plan` by random steps and then improved by local search, one plan for each
+        seed. The improvement uses estimated costs, without calls of the cost models. Plans with high estimated costs
+        are left out; all returned plans have predicted costs.
 
         Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
         `worth` times the lowest estimate of all results and `plan` are left out.

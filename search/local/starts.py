@@ -20,11 +20,11 @@ _LEAST_MS = 1e-9  # minimum of a device's share: models may predict a cost of 0 
 
 
 class Start(Protocol):
-    """A source of first plans, which local search then improves."""
+    """A method that makes a first plan, which local search then improves."""
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the widths of a first plan, (I, D): the width of each item on each device, in units of 4 columns.
-        Return None if this start finds no plan.
+        """Return a first plan as an array (I, D): the width of each of I items (such as tables) on each of D devices,
+        in units of 4 columns. Return None if this method finds no plan.
 
         Raises:
             InfeasibleError: no plan fits, so that no other start has a plan either.
@@ -73,8 +73,8 @@ class EvenLayouts:
 
 
 def _shard_counts(space: CostedSpace) -> list[int]:
-    """Return the numbers of shards to try if every table is split into the same number of shards. They are powers of
-    two, up to the number of devices.
+    """Return the numbers of shards to try for plans in which every table has the same number of shards: powers of two,
+    up to the number of devices.
     """
     powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]

@@ -13,8 +13,8 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """Base class: replaces the cost models that a search uses, for instance by models without exchange times. The
-    plans of such a search show how much a part of the models contributes to good plans.
+    """Base class of changes to the cost models that a search uses, such as exchanges that take no time. Experiments use
+    such changes to learn how much a part of the cost models contributes to good plans.
     """
 
     @abstractmethod
@@ -22,8 +22,8 @@ class ModelChange(ABC):
         """Return the changed cost models, which the searcher uses instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digests of the files of cost models that this change loads; an empty
-        tuple if it loads no files.
+        """Return the digests (hashes) of the cost models that this change loads from files; an empty tuple if it loads
+        no files.
         """
         return ()
 
@@ -42,21 +42,21 @@ class WithModels(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """True if the inner searcher places sequence tables."""
+        """True if the method `searcher` places sequence tables (tables without pooling)."""
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digests of the files that the inner searcher and the change of cost models read."""
+        """Return the digests (hashes) of the files that the method `searcher` and the change of cost models read."""
         return (*self.searcher.reads(), *self.models.reads())
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the result of the inner searcher, which searches with the changed cost models."""
+        """Search with the changed cost models, by the method `searcher`, and return the result."""
         return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
 
 
 @dataclass(frozen=True)
 class NoCommunication(ModelChange):
-    """Cost models in which communication takes no time, so that the search balances compute alone."""
+    """A change of the cost models: communication takes no time, so that the search balances compute alone."""
 
     def of(self, models: CostModels) -> CostModels:
         """Return models with the same compute model and with communication that takes no time."""
@@ -65,7 +65,9 @@ class NoCommunication(ModelChange):
 
 @dataclass(frozen=True)
 class SingleTableCosts(ModelChange):
-    """Cost models in which a device computes its tables one after the other, each table in a separate kernel call."""
+    """A change of the cost models: a device computes its tables one after the other, each table in a separate kernel
+    call.
+    """
 
     def of(self, models: CostModels) -> CostModels:
         """Return the cost models with another compute model. By this compute model, the compute cost of a device is the
@@ -94,6 +96,8 @@ class OtherModels(ModelChange):
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the other bundle, if the bundle has a digest."""
+        """Return the digest (hash) of the cost models in `model`, or an empty tuple if these cost models have no
+        digest.
+        """
         digest = CostModels.load(self.model).digest
         return () if digest is None else (digest,)

@@ -81,7 +81,7 @@ class Acceptance:
 
     def assess(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list["Assessment"]:
         """Return an assessment for each of several plans of a task, given the costs of the plans. The first plan is
-        accepted, and each other plan is accepted if it is enough cheaper than the first plan.
+        accepted. Each other plan is accepted if the predicted gain over the first plan is large enough by this rule.
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         kind = ModelKind.of(costs[0], task, simulator)
@@ -103,8 +103,8 @@ class Acceptance:
         return not fraction or judged.expected_ms - least_ms > fraction * margins_ms
 
     def _fraction(self, kind: "ModelKind", own: bool) -> float:
-        """Return a fraction: a gain must exceed this fraction of the sum of both plans' error margins. The fraction
-        depends on the `kind` of the compute model. `own` is True if the cost models have error margins of their own.
+        """Return the fraction of the sum of both plans' error margins that a gain must exceed. The fraction depends on
+        the `kind` of the compute model. `own` is True if the cost models have error margins of their own.
         """
         of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
         return max(of_kind, 0.0 if own else self.assumed_margin_fraction)

@@ -66,7 +66,9 @@ class Greedy(Searcher):
         return Found(space.plan(self.widths(space)))
 
     def widths(self, space: SearchSpace) -> IntArray:
-        """Place tables greedily; return the units of 4 columns of each item on each device, (I, D).
+        """Place tables in descending order of their score, each on the device with the lowest total score among the
+        devices that have room. Return the widths (I, D): the width of each of I items (such as tables) on each of D
+        devices, in units of 4 columns.
 
         Tables in host memory may take more bytes than the hosts have.
 
@@ -93,8 +95,8 @@ class Greedy(Searcher):
         return _widths(space, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
     def first_widths(self, space: SearchSpace) -> IntArray | None:
-        """Return the widths (I, D) of the greedy plan, as a first plan for local search; None if a
-        table fits on no device.
+        """Return the greedy plan as a first plan for local search: the width of each of I items (such as tables) on
+        each of D devices, in units of 4 columns, (I, D). Return None if a table fits on no device.
 
         The greedy plan has no caps on columns. Caps hinder the published search if one table is hot and devices are
         few.
@@ -161,7 +163,8 @@ def _widths(
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place every item in the fewest shards that the rules of the item allow; return the widths (I, D).
+    """Place all items (such as tables) on devices, each in the fewest shards that the rules of the item allow. Return
+    the width of each of I items on each of D devices, (I, D), in units of 4 columns.
 
     Items that may be on the fewest devices are placed first, then items in ascending order of rank. The function
     `choose` picks the device of each shard among the devices that have room. If no device has room, the two halves of

@@ -55,9 +55,9 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the best plan that the search accepts, and the cheaper plan that the search rejected, if there is one.
-        The search begins with one plan from each of several sources. The accepted plan is never predicted to cost more
-        than the first of these plans.
+        """Make first plans by several methods, improve the first plans by local search, and return the best plan that
+        the search accepts. The result also has the cheaper plan that the search rejected, if there is one. The accepted
+        plan is never predicted to cost more than the plan of the first method.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -74,8 +74,8 @@ class ImprovedSearch(Searcher):
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Return the plan that this search finds for `task`. This task may have rules that bind tables in host
-            memory to certain hosts.
+            """Return the plan that this search finds for `task`. The given task is the original task, or a copy with
+            further rules, such as rules that bind tables in host memory to certain hosts.
             """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
@@ -157,8 +157,8 @@ class ImprovedSearch(Searcher):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Improve a plan (I, D) by local search, and perturb the improved plan `count` times. Improve each perturbed
-        plan, and yield these plans, the cheapest first.
+        """Improve a plan (I, D) by local search, and change the result by random steps `count` times. Improve each
+        changed plan, and yield the improved plans, the cheapest first.
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
@@ -166,8 +166,8 @@ class ImprovedSearch(Searcher):
         yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Improve a plan (I, D) by local search. Return two values: the local search, and the improved plan. Different
-        values of `number` lead to different random steps.
+        """Improve a plan (I, D) by local search. Return two values: the `LocalSearch` object, which can search on, and
+        the improved plan. Calls with different values of `number` take different random steps.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)

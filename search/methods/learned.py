@@ -23,7 +23,7 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class PolicySearch(Searcher):
-    """Places whole tables one after the other by a trained policy.
+    """Places whole tables one after the other. A trained policy (a neural network) chooses the device of each table.
 
     Attributes:
         policy: trained policy that places the tables: dreamshard or autoshard (both installed), or a directory that
@@ -47,13 +47,13 @@ class PolicySearch(Searcher):
         return False
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the files of the policy."""
+        """Return the digest (hash) of the files of the policy."""
         return (agent_digest(self.policy),)
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the plan with the lowest predicted cost: the policy's most probable plan, or one of
-        the plans drawn at random.
+        """Return the plan with the lowest predicted cost among the plans that the policy makes: the most probable plan,
+        and `samples` plans that are drawn at random.
 
         Raises:
             InfeasibleError: every plan leaves out a table that no device has room for.

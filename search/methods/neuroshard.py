@@ -152,7 +152,8 @@ class NeuroShard(Searcher):
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the best plan that the search accepts, and the cheaper plan that it rejected, if there is one.
+        """Return the best plan that the search accepts. The result also has the plan with a lower predicted cost that
+        the search rejected, if there is one.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
@@ -193,10 +194,11 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Return up to three plans: the best plan that the search finds for each of three groups of choices of sharding
-        types (one type per table). The first group has choices with only column-wise tables, if possible. The second
-        group has other promising choices. The third group has choices for tasks with further rules, which split tables
-        into more equal parts.
+        """Search for plans with many choices of sharding types (one type for each table), and return up to three plans.
+        Each plan is the best plan of one group of choices:
+        - choices with column-wise tables only, if possible;
+        - other promising choices;
+        - choices for tasks with further rules, which split tables into more than two equal parts.
 
         If no choice of any group fits, choices for scarce memory are searched until one fits.
 
@@ -272,10 +274,11 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return an `OptionTable` for each of several tasks. An option table has the sharding types that each embedding
-        table may have, with estimated costs. If a task does not fit easily in device memory, hosts have memory for
-        tables, and the cost models know the costs of host memory, there are also option tables for variants of the
-        task. A variant is the task with further rules, such as rules that put some embedding tables into host memory.
+        """Return option tables for several tasks. An `OptionTable` has the sharding types that each embedding table of
+        a task may have, with estimated costs. There is one option table for each task. If a task does not fit easily in
+        device memory, there is also one option table for each variant of the task: the task with further rules, such as
+        rules that put some embedding tables into host memory. Variants need hosts with memory for tables, and cost
+        models that know the costs of host memory.
 
         Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
         errors are appended to `errors`.
@@ -302,9 +305,9 @@ class NeuroShard(Searcher):
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return one choice of sharding types (one type per table, column-wise if possible) for each of the most
-        promising option tables. An option table has the sharding types that tables may have in one variant of the task,
-        with estimated costs.
+        """Return one choice of sharding types (one type for each embedding table, column-wise if possible) for each of
+        the most promising option tables. An option table has the sharding types that the embedding tables may have in
+        one variant of the task.
 
         The most promising option tables are the option tables whose first choices have the cheapest quick plans or the
         lowest estimates. If there is only one option table, it is used without a quick plan.
@@ -316,9 +319,9 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the most promising choices of sharding types (one type per table) from all given option tables. An
-        option table has the sharding types that tables may have in one variant of the task, with estimated costs. The
-        choices are sorted by the sum of two costs, the lowest sum first: the cost of a quickly made plan, and the
+        """Return the most promising choices of sharding types (one type for each embedding table) from all given option
+        tables. An option table has the sharding types that the embedding tables may have in one variant of the task.
+        The choices are sorted by the sum of two costs, the lowest sum first: the cost of a quickly made plan, and the
         estimated cost.
         """
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
@@ -340,8 +343,9 @@ class NeuroShard(Searcher):
                 yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Return a mask (T, F) of the sharding types that each table may have. If a device has no free memory, tables
-        that may be column-wise must be column-wise, because all other types need memory on every device.
+        """Return a mask (T, F): True if a table may have a sharding type, for each of T tables and each of F families
+        of sharding types. If a device has no free memory, tables that may be column-wise must be column-wise, because
+        all other types need memory on every device.
 
         Raises:
             UserError: a table may have no sharding type that the search and the models know.
@@ -383,8 +387,8 @@ class NeuroShard(Searcher):
         return found
 
     def _placed_again(self, plan: Plan, simulator: Simulator) -> Found:
-        """Return the plan after the column-wise tables are placed again; the tiers, and the placements of all
-        other tables, stay the same.
+        """Place the column-wise tables of a plan again, and return the new plan. The tiers of all tables, and the
+        placements of all other tables, stay the same.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -457,8 +461,8 @@ class NeuroShard(Searcher):
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
-        """Return the plan `other` if the search accepts `other` in place of the plan `found`; else return `found`. Both
-        plans have the same tables.
+        """Choose between two plans with the same tables: return `other` if the search accepts `other` in place of
+        `found`, and otherwise return `found`.
         """
         task, rule = found.plan.task, self.acceptance
         if rule is not None and _sharding(found.plan) != _sharding(other.plan):
@@ -473,16 +477,16 @@ class NeuroShard(Searcher):
 
 
 def _sharding(plan: Plan) -> list[tuple[Form, int]]:
-    """Return (sharding type, number of shards) of each table. Column-wise tables count as 0 shards, so that plans
-    compare equal if they differ only in the column-wise shards.
+    """Return the sharding type and the number of shards of each table, to compare two plans. Column-wise tables count
+    as 0 shards, so the results are equal for plans that differ only in column-wise shards.
     """
     each = zip(plan.layouts, plan.by_table, strict=True)
     return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
 
 
 def _of_task(found: Found, task: Task, simulator: Simulator) -> Found:
-    """Return the found plan as a plan of `task`; row-wise tables that the rules of `task` keep on one
-    host are moved to one host.
+    """Return the found plan as a plan of `task`. If the rules of `task` allow the rows of a row-wise table on one host
+    only, the rows are moved to one host.
 
     Raises:
         InfeasibleError: the plan breaks a rule.
@@ -503,7 +507,9 @@ def _uses_hosts(plan: Plan) -> bool:
 
 
 def _knows_tiers(task: Task, simulator: Simulator) -> bool:
-    """Return True if hosts have memory for tables and the models know the costs of host memory."""
+    """Return True if tables can be placed in host memory: the hosts have memory for tables, and the cost models know
+    the costs of tables in host memory.
+    """
     return bool(task.topology.host_bytes) and any(
         call.tier is not Tier.DEVICE for call in simulator.models.compute.calls
     )

@@ -20,7 +20,8 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class BeamSearch(Searcher):
-    """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
+    """The beam search over column-wise splits of the NeuroShard paper (Zha et al. 2023, sections 3.3 and 4.1), with the
+    settings of the paper as defaults.
 
     With 64 or more devices, devices are compared by the part of the cost that a shard adds on any device, if the models
     have such a part (all models but the papers' networks do). The best column splits are then placed once more by the

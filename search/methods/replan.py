@@ -92,7 +92,9 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the plan that moves the fewest bytes, among the accepted plans whose cost is close to the lowest.
+        """Return the accepted plan that moves the fewest bytes between devices. The choice is between the accepted
+        plans that cost nearly as little as the cheapest accepted plan. The plan with the required moves only is always
+        accepted. Any other plan is accepted if its predicted gain exceeds a margin for the errors of the cost models.
 
         Its remark names the bytes that are moved. It warns if no shard of the old plan can stay, or if optimizer state
         does not load.
@@ -189,8 +191,8 @@ class Replan(Searcher):
         return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Return the plan that moves the fewest bytes, counted from the previous plan `before`. The choice is between
-        the plans in `found` that cost nearly as little as the cheapest plan.
+        """Return the plan that moves the fewest bytes from the previous plan `before`, among the plans in `found` that
+        cost nearly as little as the cheapest plan.
 
         `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """
@@ -204,8 +206,9 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield up to two plans in which some tables have other sharding types than in the plan `start`. To get from
-        `start` to the plans, at most `most` bytes must move for one plan, and at most half as many for the other plan.
+        """Yield up to two plans that differ from the plan `start` in the sharding types of some tables. The changes
+        move at most `most` bytes between devices in a first plan, and at most half as many in a second plan. If `most`
+        is None, there is at most one plan, which may move any number of bytes.
         """
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
@@ -218,8 +221,8 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Return the plan `first` after column-wise shards are moved to lower the predicted cost; in total, at most
-        `most` bytes move away from the plan `start`.
+        """Move column-wise shards of the plan `first` to lower the predicted cost, and return the new plan. At most
+        `most` bytes move between devices in total, counted from the plan `start`.
         """
         kept = kept_on_hosts(first)
         fixed = FixedLoad.of_plan(kept, simulator.compute_for(kept.task))
@@ -238,8 +241,8 @@ class Replan(Searcher):
 
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
-    """Return the previous plan `before` as a plan of `task` with all shards in place; None if a shard cannot stay, or
-    if the plan breaks a limit.
+    """Return a plan of `task` in which every shard stays where the previous plan `before` has this shard. Return None
+    if a shard cannot stay, or if the plan breaks a limit of the task.
     """
     changes = TaskChanges.between(before.task, task)
     if not (changes.added or changes.removed) and have_same_devices(before.task, task):

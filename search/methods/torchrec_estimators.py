@@ -45,7 +45,9 @@ class SimulatorPerfModel(PerfModel):
     """Rates the plans that TorchRec's planner proposes, by the predicted cost of NeuroShard's simulator, in ms."""
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Prepare to rate plans of `task`; TorchRec's module has tables with the same names as the task."""
+        """Prepare to rate plans of `task`. The tables have the same names in the task as in the module that TorchRec's
+        planner shards.
+        """
         self._task = task
         self._simulator = simulator
         devices, host_size = task.topology.num_devices, task.topology.host_size
@@ -65,7 +67,9 @@ class SimulatorShardEstimator(ShardEstimator):
     """
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Prepare to estimate shards of `task`; TorchRec's module has tables with the same names as the task."""
+        """Prepare to estimate shards of `task`. The tables have the same names in the task as in the module that
+        TorchRec's planner shards.
+        """
         self._task = task
         self._simulator = simulator
 
@@ -95,13 +99,13 @@ def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[fl
 
 
 class TaskStorageEstimator(ShardEstimator):
-    """Estimates the bytes of each shard as NeuroShard's tasks count bytes, so that both planners
-    have the same memory limits.
+    """Estimates the bytes of each shard for TorchRec's planner. The bytes are counted as in a NeuroShard task, so that
+    both planners have the same memory limits.
     """
 
     def __init__(self, task: Task) -> None:
-        """Prepare to count the bytes of shards of `task`; TorchRec's module has tables with
-        the same names as the task.
+        """Prepare to count the bytes of shards of `task`. The tables have the same names in the task as in the module
+        that TorchRec's planner shards.
         """
         self._task = task
 
@@ -114,8 +118,8 @@ class TaskStorageEstimator(ShardEstimator):
             shard.storage = Storage(hbm=device, ddr=host)
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory of each of n shards. `loads` describes the shards by the inputs of the cost
-        models. For a cached shard, the rows of the cache are counted as exactly as wide as the shard.
+        """Return the bytes of device memory that each of n shards takes. `loads` describes the n shards as the inputs
+        of the cost models. For a cached shard, each row of the cache is counted as exactly as wide as the shard.
         """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes

@@ -72,7 +72,8 @@ class TorchRecSearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the cheapest of the plans of TorchRec's planner that keep the constraints of the task.
+        """Run TorchRec's planner with several settings, and return the cheapest plan that keeps the constraints of the
+        task.
 
         Raises:
             MissingPackageError: TorchRec isn't installed.
@@ -163,8 +164,8 @@ def _plans(
 
 
 def cut_to_width(plan: Plan) -> Plan:
-    """Return the plan with shards that are wider than FBGEMM supports cut into narrower shards. A translated TorchRec
-    plan may have wide shards, because the columns of a table on one device are merged into one shard.
+    """Cut every shard that is wider than FBGEMM supports into narrower shards, and return the new plan. A translated
+    TorchRec plan may have such shards, because the columns of a table on one device are merged into one shard.
     """
     wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
     if not wide:
@@ -229,8 +230,8 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Return TorchRec's constraints for the table with this index; `forms` (F,) is True for sharding types
-    that the table may have.
+    """Return the constraints on one table, given by its index, for TorchRec's planner. `forms` (F,) is True for the
+    families of sharding types that the table may have.
 
     A cache, if there is one, has room for the fraction `share` of the rows.
     """

@@ -30,14 +30,15 @@ class TypeChoices:
         return TypeChoices(self.types[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Return the sum of `numbers` (T, ...) over the tables with the sharding type `form`, for each choice, (B,
-        ...).
+        """For each of B choices, return the sum of `numbers` over the tables with the sharding type `form`, (B, ...).
+        `numbers` (T, ...) has a number or an array for each of T tables.
         """
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
-        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
+        """For each of B choices, return the largest of `numbers` over the tables with the sharding type `form`, (B, Q).
+        `numbers` (T, Q) has Q numbers of different kinds for each of T tables, and each kind has its own maximum. The
+        result is 0 if no table has this sharding type, and never negative.
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -52,8 +53,9 @@ class TypeChoices:
 
 @dataclass(frozen=True, eq=False)
 class ChangedChoices:
-    """B choices of sharding types, each made from the choice `before` (T,) by one change: row b of `changes` (B, 2) is
-    a table and the new sharding type of this table.
+    """B choices of sharding types, which differ from the choice `before` in the sharding type of one table each.
+    `before` (T,) has the sharding types of T tables. Row b of `changes` (B, 2) has the table that changes in choice b,
+    and the new sharding type of this table.
     """
 
     before: IntArray
@@ -65,7 +67,7 @@ class ChangedChoices:
 
     @property
     def types(self) -> IntArray:
-        """The sharding types of all tables in each of the B choices, (B, T)."""
+        """The sharding type of each of T tables in each of B choices, as indices, (B, T)."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
@@ -75,14 +77,16 @@ class ChangedChoices:
         return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Return by how many each change raises the number of tables with sharding type `form`, (B,): 1, -1 or 0."""
+        """Return by how many each of B changes raises the number of tables with the sharding type `form`, (B,): by 1,
+        -1 or 0. A change gives one table another sharding type.
+        """
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
         return more
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Return the sum of `numbers` (T, ...) over the tables with the sharding type `form`, for each choice, (B,
-        ...).
+        """For each of B choices, return the sum of `numbers` over the tables with the sharding type `form`, (B, ...).
+        `numbers` (T, ...) has a number or an array for each of T tables.
         """
         flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
         total: FloatArray = (self.before == form).astype(np.float64) @ flat
@@ -90,8 +94,9 @@ class ChangedChoices:
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
-        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
+        """For each of B choices, return the largest of `numbers` over the tables with the sharding type `form`, (B, Q).
+        `numbers` (T, Q) has Q numbers of different kinds for each of T tables, and each kind has its own maximum. The
+        result is 0 if no table has this sharding type, and never negative.
         """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
@@ -108,8 +113,9 @@ Choices = TypeChoices | ChangedChoices
 
 
 def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
-    """Return the sum of `numbers` (T, F, ...) over all tables, for each choice, (B, ...). Of each table, only the
-    numbers for the sharding type of the table are added.
+    """For each of B choices of sharding types, return the sum of `numbers` over all tables, (B, ...). `numbers` (T, F,
+    ...) has a number or an array for each of T tables with each of F families of sharding types. Only the entry for the
+    sharding type that a table has in the choice is added.
     """
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
@@ -147,8 +153,8 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
 
 
 def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Return all allowed changes of one table's sharding type in the choice `types` (T,), the most promising first,
-    with the cost after each change in ms.
+    """Return every allowed change of one table's sharding type, the most promising change first, with the cost in ms
+    after each change alone. `types` (T,) is the choice to change: the sharding type of each of T tables.
     """
     return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
 
@@ -181,9 +187,9 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield arrays of choices (m, T) of sharding types. The choices in an array make the first 2, 3, 4, 6, 8, ...
-    changes of a list at once. For the first array, the list has all `changes`. For each other array, the list has only
-    the changes to one sharding type.
+    """Yield arrays of choices (m, T) of sharding types. Each choice makes several changes of the choice `types` at
+    once: the first 2, 3, 4, 6, 8, ... changes of a list. The first array uses the list of all `changes`. Each further
+    array uses only the changes to one sharding type.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

@@ -1,5 +1,5 @@
-"""Variants of a task: the task with further rules, which split tables into more than two equal parts. Only tables that
-may not be split into unequal parts get such a rule.
+"""Variants of a task, in which further rules split tables into more than two equal parts. The rules apply only to
+tables whose shards must be equally wide.
 
 Searches leave such a table whole, halve it, or split it into the fewest parts that the rules of the table allow. So
 each way to split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other
@@ -53,8 +53,8 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Return the bytes of a table, or of a part that is given as a table, as a share of the
-        smallest device's memory.
+        """Return the bytes of a table as a fraction of the smallest device's memory. A part of a table is given as a
+        narrower table.
         """
         return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
 
@@ -74,8 +74,8 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Return the cost of a table, or of a part that is given as a table, alone on a device, as a share of
-        the mean cost of a device.
+        """Return the cost of a table that is alone on a device, as a fraction of the mean cost of a device in the plan.
+        A part of a table is given as a narrower table.
         """
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
         compute_ms = float(simulator.models.compute.predict(alone)[0])
@@ -85,9 +85,9 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield several sets of rules that split tables into equal parts. In each set, the parts are limited to a share of
-    the memory or of the cost of a device, and the limit differs from set to set. `share_of` returns the share that a
-    table or a part takes.
+    """Yield several sets of rules that split tables into equal parts. In each set, a part takes at most a limited share
+    of a device's memory or cost, and the limit differs from set to set. `share_of` returns the share that a table or a
+    part takes.
 
     A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
     enough. Equal sets are yielded once.
@@ -104,8 +104,9 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return the rule that splits a table into the fewest equal parts of at most `share` each. If even the most allowed
-    parts are larger, return the rule with the most allowed parts.
+    """Return the rule that splits a table into the fewest equal parts of which each takes at most the share `share` of
+    a device's memory or cost. `share_of` returns the share that a part takes. If the parts are larger even with the
+    largest allowed number of parts, return the rule with this number.
 
     Return None if two parts are enough, or if more than two parts are not allowed.
     """
@@ -123,8 +124,8 @@ def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule |
 
 
 def _piece(table: Table, parts: int) -> Table:
-    """Return the table cut to the columns of one of `parts` equal parts, rounded down to a multiple of 4
-    columns, but at least 4 columns.
+    """Return one of `parts` equal column parts of a table, as a narrower table. The number of columns is rounded down
+    to a multiple of 4, but is at least 4.
     """
     return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
 

@@ -62,9 +62,9 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Return the costs of the tables in the search space `space`, with zeros for all other tables of the task.
-        `num_tables` is the number of all tables, and `numbers` is the length of the vectors by which the compute model
-        describes shards.
+        """Return the costs of each of `num_tables` tables for each way to split tables into shards. Tables in the
+        search space `space` have the costs of their shards, and all other tables have zeros. `numbers` is the length of
+        the vectors by which the compute model describes shards.
 
         Tables that are kept together count as the first table of the group.
         """
@@ -88,9 +88,9 @@ class ColumnSplits:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedTables:
-    """A kernel call of one sharding type that uses all devices (row-wise or data-parallel). For each table in the call,
-    the class has the vector from which the compute model predicts the time of the call, the bytes that a device sends,
-    and the bytes of memory on one device.
+    """The tables that may be on all devices with one sharding type (row-wise or data-parallel) and that share one
+    kernel call. For each table, the class has the vector from which the compute model predicts the time of the call,
+    the bytes that a device sends, and the bytes of memory on one device.
 
     Devices are alike, so the costs of one device stand for all.
 
@@ -135,8 +135,9 @@ class ReplicatedTables:
         return everywhere
 
     def widened_bytes(self, task: Task, types: IntArray) -> int:
-        """Return the additional bytes of memory that a device needs because tables of different widths share a cache,
-        and the cache is as wide as the widest of these tables. `types` (T,) has the sharding types of all tables.
+        """Return the bytes of memory on one device that are lost because tables of different widths share a cache.
+        Every row of a cache is as wide as the widest table in the cache. `types` (T,) has the sharding type of each of
+        T tables.
         """
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
@@ -146,9 +147,9 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return one load for each of `tables` (t,): the numbers, such as rows, columns and lookups, from which the cost
-    models predict times. The load describes the part of the table on the device that has the most lookups of the table.
-    The sharding type `layout` spreads the rows or the samples of a table over all devices.
+    """Return the largest load that any device has of each of t tables, by number of lookups. The load has the numbers,
+    such as rows, columns and lookups, from which the cost models predict times. The sharding type `layout` spreads the
+    rows or the samples of each table over all devices.
 
     For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -188,7 +189,8 @@ class CostEstimates:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "CostEstimates":
-        """Prepare the estimates for a task; `allowed` (T, F) is True for the sharding types that each table may have.
+        """Prepare the estimates for a task. The mask `allowed` (T, F) is True if a table may have a sharding type, for
+        each of T tables and each of F families of sharding types.
 
         The space has the tables that may be column-wise; None if there are none of these tables.
         """
@@ -207,9 +209,9 @@ class CostEstimates:
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
-        also considers that some device has the most expensive shard, and some device has the widest shard. So the first
-        estimate is higher if one of these shards exceeds the even share of a device.
+        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate is
+        higher if one column-wise shard exceeds the even share of a device, because some device must compute the most
+        expensive shard, and some device must send the widest shard.
 
         Costs are infinite if memory does not suffice.
         """
@@ -218,8 +220,8 @@ class CostEstimates:
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,) of sharding
-        types, estimated to be the same on every device.
+        """Return the estimated memory, compute time and traffic of the row-wise and data-parallel tables on each
+        device. All devices have the same numbers. `types` (T,) has the sharding type of each of T tables.
         """
         shared, devices = self.everywhere(TypeChoices(types[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
@@ -245,9 +247,9 @@ class CostEstimates:
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
-        also considers that some device has the most expensive shard, and some device has the widest shard. So the first
-        estimate is higher if one of these shards exceeds the even share of a device.
+        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate is
+        higher if one column-wise shard exceeds the even share of a device, because some device must compute the most
+        expensive shard, and some device must send the widest shard.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -273,9 +275,9 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the estimated costs (B, Q) ms of plans for B choices of sharding types and Q ways to split the
-        column-wise tables. In these plans, all devices do the same work. On every device, the column-wise tables take
-        `cost_ms` (B, Q) of compute time, and the device sends `columns` (B, Q) columns of these tables for each sample.
+        """Return the estimated costs in ms, (B, Q), of plans in which all devices do the same work, for B choices of
+        sharding types and Q ways to split the column-wise tables. For the column-wise tables, every device computes for
+        `cost_ms` (B, Q), and sends `columns` (B, Q) columns for each sample.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
@@ -290,8 +292,9 @@ class CostEstimates:
 
 
 class StepInputs(NamedTuple):
-    """For each table and sharding type: the kernel, the amounts of work (such as lookups) and the input bytes, from
-    which the parts of a step other than compute and communication are predicted. All devices are assumed to be alike.
+    """The work of one device for each table with each sharding type: the kernel, the amounts of work (such as lookups)
+    and the input bytes. From this work, the parts of a step other than compute and communication are predicted. All
+    devices are assumed to be alike.
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
@@ -307,8 +310,8 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[ReplicatedTables]) -> "StepInputs":
-        """Return the kernel, the amounts of work (such as lookups) and the input bytes on one device, for each table of
-        a task and each sharding type. A device has an even share of each column-wise table.
+        """Return the work of one device for each table with each sharding type: the kernel, the amounts of work (such
+        as lookups) and the input bytes. For a column-wise table, a device has an even share of the work.
         """
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
@@ -325,9 +328,9 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return three arrays for B choices of sharding types, with numbers of one device: the kernels of each kind of
-        kernel call, the amounts of work (such as lookups), and the bytes of indices and lengths that the device
-        receives. The arrays are zeros if no part of a step depends on these numbers.
+        """Return the work of one device for each of B choices of sharding types, as three arrays: the number of kernels
+        of each kind of kernel call, the amounts of work (such as lookups), and the bytes of indices and lengths that
+        the device receives. The arrays are zeros if no part of a step depends on these numbers.
         """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
@@ -355,18 +358,18 @@ class PerDeviceCost(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Return the time of a kernel call, (B, ...) ms. `sums` (B, ..., H) has the sum of the vectors of the tables in the
-    call, and `head` is the part of the compute model that turns this sum into a time. The time is 0 if the number of
-    tables in the call, `called` (B,), is 0.
+    """Return the time in ms of a kernel call, (B, ...), for B choices of sharding types. `sums` (B, ..., H) has the sum
+    of the vectors of the tables in the call, and `head` is the part of the compute model that turns this sum into a
+    time. `called` (B,) has the number of tables in the call; the time of a call without tables is 0.
     """
     cost = head(sums.astype(np.float32))
     return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return a mask (B, Q) for B choices of sharding types and Q ways to split the column-wise tables. The mask is True
-    for the ways that no other way beats. Way a beats way b if way a neither costs more (`cost_ms`) nor lets a device
-    send more `columns`. The mask is False for ways with an infinite cost.
+    """Return a mask (B, Q) for B choices of sharding types and Q ways to split the column-wise tables. The mask is
+    False for a way that cannot give the cheapest plan: its cost is infinite, or another way neither costs more
+    (`cost_ms`) nor lets a device send more `columns`.
 
     Of equal ways, only the first is True.
     """

@@ -14,8 +14,9 @@ from neuroshard.words.placement import Tier
 
 
 def host_variants(task: Task) -> Iterator[Task]:
-    """Yield variants of the task: the same task with further rules, which place every table in host memory as n equal
-    column shards on every host, if the table may be split. The variants have n = 1, 2, 4 and so on.
+    """Yield variants of the task, in which further rules spread every table in host memory evenly over all hosts. Every
+    host gets n equally wide column shards of the table; the variants have n = 1, 2, 4 and so on. Tables that may not be
+    split in this way get no rules.
 
     Searches do not know the memory of each host, and assign a table to one host if they can. Then one host may do most
     of the work. There are no variants if no plan of the task could overfill a host.

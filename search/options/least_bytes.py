@@ -51,8 +51,8 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
 
 @dataclass(frozen=True, eq=False)
 class LeastBytes:
-    """The fewest bytes that each table takes, over all devices and hosts: of device memory, of host memory, and of both
-    memories together, (T,) each.
+    """The fewest bytes that each of T tables takes: of the memory of all devices, of the memory of all hosts, and of
+    both memories together.
 
     Attributes:
         device_bytes: of the devices' memory.
@@ -66,9 +66,8 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Return the fewest bytes that each table takes with any of several sharding types and tier assignments. These
-        are all sharding types that the table may have, and the tier assignments in `tiers`. Each entry of `tiers` has a
-        tier assignment for every table, (T,).
+        """Return the fewest bytes that each table takes with any sharding type that the table may have, and with any of
+        the tier assignments in `tiers`. Each entry of `tiers` has one tier assignment for each of T tables.
 
         Only kernel `calls` count; a table without any of these calls counts 0.
         """
@@ -122,7 +121,9 @@ def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntAr
 
 
 def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
-    """Return the error that all tables of a task together take too many bytes."""
+    """Return the error which says that all tables of a task together take too much memory, at least `least_bytes`
+    bytes.
+    """
     if all(its.free for its in task.limits):
         try:
             check_total(SearchSpace.of_task(task))

@@ -22,8 +22,8 @@ from neuroshard.words.form import Call
 def merge_shards(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
-    """Return a plan for the same task that costs hardly more than `plan`, and has fewer shards or more free memory on
-    the fullest device. Return `plan` itself if no such plan is found.
+    """Simplify a finished plan: return a plan for the same task that costs hardly more, and has fewer shards or more
+    free memory on the fullest device. Return `plan` itself if no such plan is found.
 
     The plan costs at most `tolerance` more, relative. Row-wise and data-parallel tables become table-wise, or the plan
     `fewer`, which has fewer shards, replaces the plan; then shards of a table are merged, the cheapest merges first;
@@ -49,17 +49,17 @@ def merge_shards(
 
 
 def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], most_ms: float) -> Plan:
-    """Return the plan with as many row-wise and data-parallel tables as possible changed to table-wise, at a
-    cost of at most `most_ms`.
+    """Change as many row-wise and data-parallel tables of the plan `start` to table-wise as possible, and return the
+    new plan. The new plan costs at most `most_ms`.
     """
     changes = TypeChanges.of(start, simulator, calls) if not start.all_column_wise else None
     return start if changes is None else changes.in_columns(most_ms)
 
 
 def _changed_columns(plan: Plan, simulator: Simulator, extra_ms: float) -> Iterator[Plan]:
-    """Yield plans that are simpler than `plan`, because column-wise shards are merged; finally yield `plan` itself. The
-    simpler plans are in order of the free memory on the fullest device, and the plan with the most free memory comes
-    first. Each plan costs at most `extra_ms` more than `plan`.
+    """Merge column-wise shards of `plan` and move shards away from the fullest device; yield the plans after these
+    changes, and finally `plan` itself. The plan with the most free memory on the fullest device comes first. Each plan
+    costs at most `extra_ms` more than `plan`.
     """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):
@@ -93,9 +93,9 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Apply as many of K merges of shards (the rows of `steps`) as the limit on the cost allows, and return the plan.
-    The function first applies all merges, then only the first half of the merges, then the first quarter, and so on,
-    until the plan costs at most `most_ms`. Return None if even the first merge alone costs too much.
+    """Apply several of K merges of shards (the rows of `steps`) together, so that the plan costs at most `most_ms`, and
+    return the new plan. The function tries all merges, then the first half of the merges, then the first quarter, and
+    so on, until the plan is cheap enough. Return None if even the first merge alone costs too much.
 
     The steps are independent: no two of them concern the same item or the same target device.
     """
@@ -111,9 +111,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Return those of K merges of shards (the rows of `steps`) that can be applied together, as rows (k, 5). No two of
-    the returned merges change the same item (a table, a pinned shard, or several tables kept together), and no two move
-    a shard to the same device.
+    """Select merges that can be applied together from the K merges of shards `steps` (K, 5), and return the selected
+    merges as rows, (k, 5). No two selected merges change the same item (such as a table), and no two selected merges
+    move a shard to the same device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
@@ -125,9 +125,9 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return all possible merges of two shards of the same item, one merge per row, (K, 5). Each merge moves the
-    narrowest shard of an item (a table, or the columns of a table that are not pinned to a device) to another device
-    that has a shard of the item and enough free memory.
+    """Return all possible merges of two shards of the same item, (K, 5), one of K merges per row. An item is usually a
+    table. A merge moves the narrowest shard of an item to another device that already has a shard of the item and has
+    enough free memory.
 
     A row is (source, target, item, units of 4 columns, -1), as in local search.
     """

@@ -60,8 +60,9 @@ class OptionTable:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """A mask of the sharding types that each table may have, (T, F). A table may be column-wise only if a device
-        has room for its narrowest shard, or if the table may have no other type.
+        """A mask (T, F): True if a table may have a sharding type, for each of T tables and each of F families of
+        sharding types. A table may be column-wise only if some device has room for the narrowest shard of the table, or
+        if the table may have no other sharding type.
         """
         allowed = self.may_have.copy()
         if self._uncosted is not None:
@@ -78,14 +79,14 @@ class OptionTable:
 
     @cached_property
     def leaders(self) -> IntArray:
-        """The index of the leader of each table, (T,): the first of the tables that are kept together with the table,
-        or the table itself. A table always has the sharding type of its leader.
+        """The index of each table's leader, (T,). Tables that are kept together have the same leader: the first table
+        of their group. Every other table is its own leader. A table always has the sharding type of its leader.
         """
         return leaders(self.task)
 
     @cached_property
     def spread(self) -> SpreadPlacements:
-        """The placements of each table if the table is row-wise or data-parallel over all devices."""
+        """The source of placements for tables that are row-wise or data-parallel over all devices."""
         return SpreadPlacements(self.task)
 
     @cached_property
@@ -134,8 +135,8 @@ class OptionTable:
         return Choice(self, self.first)
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the tables that are row-wise or data-parallel in the choice
-        `types` (T,) of sharding types.
+        """Return the memory, the compute time and the traffic that the row-wise and data-parallel tables take on each
+        device. `types` (T,) has the sharding type of each of T tables.
 
         Raises:
             InfeasibleError: the tables take more memory than the devices have.
@@ -166,10 +167,9 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load (compute time, traffic and memory on each device) of the tables that are row-wise or
-        data-parallel in the choice `types` (T,) of sharding types. A quick plan places the column-wise tables in
-        addition to this load. The compute time of each device also includes the parts of a step other than kernels and
-        exchanges.
+        """Return the load of each device (compute time, traffic and memory) before a quick plan places the column-wise
+        tables: the load of the row-wise and data-parallel tables. `types` (T,) has the sharding type of each table. The
+        compute time also includes the parts of a step other than kernels and exchanges.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -186,12 +186,13 @@ class OptionTable:
 
     @cached_property
     def _uneven(self) -> BoolArray:
-        """A mask of the tables whose rows have unequal numbers of lookups, (T,)."""
+        """A mask (T,): True for each of T tables whose rows have unequal numbers of lookups."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def likely(self, tries: int) -> list["Choice"]:
-        """Return one to three promising choices of sharding types: their estimated costs are low, and their quick plans
-        cost nearly as little as the cheapest quick plan.
+        """Return one to three promising choices of sharding types, selected by two costs. One cost is the cost of a
+        quick plan, in which a fast method places the column-wise tables. The other cost is estimated before any table
+        is placed.
 
         Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
         nearly the cheapest quick plans, the choice with the lowest sum of both costs comes first, then the cheapest by
@@ -221,8 +222,8 @@ class OptionTable:
         estimated = list(zip(candidates, self.estimates.costs(TypeChoices(candidates))[0].tolist(), strict=True))
 
         def tried_ms(types: IntArray) -> float:
-            """Return the cost, ms, of the quick plan of the choice `types` (T,); the plan is
-            made in the first call only.
+            """Return the cost in ms of the quick plan with the sharding types `types` (T,). The first call for these
+            types makes the quick plan; later calls return the same cost.
             """
             if (key := types.tobytes()) not in tried:
                 tried[key] = (types, self.quick_ms(types))
@@ -256,14 +257,15 @@ class OptionTable:
         return self._costed(list(tried.values()))
 
     def first_tried(self) -> "Choice":
-        """Return the first choice of sharding types with both costs: the cost of a quick
-        plan, and the estimated cost.
+        """Return the first choice of sharding types (each table column-wise if allowed), with two costs. One cost is
+        the cost of a quick plan, in which a fast method places the column-wise tables. The other cost is estimated
+        before any table is placed.
         """
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Return a `Choice` for each entry of `tried`. An entry has the sharding types (T,) of a choice, and the cost
-        of the quick plan in ms. The estimated cost of each choice is computed here.
+        """Compute the estimated cost of each choice of sharding types in `tried`, and return a `Choice` for each. An
+        entry of `tried` has the sharding types (T,), and the cost of the quick plan in ms.
         """
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
         return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]
@@ -328,8 +330,8 @@ class OptionTable:
         return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
-        """Return n choices of sharding types, (n, T). In each choice, one table has another sharding type than in the
-        choice `types` (T,). Only the few changes with the best estimated costs are returned.
+        """Return n choices of sharding types, (n, T), which differ from the choice `types` (T,) in the sharding type of
+        one table each. Only the few changes with the best estimated costs are made.
 
         Tables that are kept together change as one.
         """
@@ -350,25 +352,26 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return a mask of the sharding types to which each table may change, (T, F): `allowed` for leaders, and False
-        for tables that follow a leader.
+        """Return a mask (T, F) of the sharding types to which each of T tables may change by itself. Leaders keep their
+        row of the mask `allowed`. All other tables have False, because they always follow the sharding type of their
+        leader.
         """
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return the choice with the lowest estimated cost, (1, T), among several choices of sharding types. These
-        choices change the 1, 2, 4, ... most expensive tables of the first choice to the sharding type `form`. Return an
-        empty array, (0, T), if there are no such choices.
+        """Return one choice of sharding types, (1, T): the cheapest, by estimated cost, of the choices in which the 1,
+        2, 4, ... most expensive tables have the sharding type `form`. All other tables have the sharding types of the
+        first choice. Return an empty array, (0, T), if no table may change to `form`.
 
         For data_parallel, the tables with the highest cost per byte count as the most expensive tables.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return a value by which tables are ranked, for each of the tables `moved`, (t,): the compute time, in ms,
-            of the table alone on a device. If the new sharding type is data-parallel, this time is divided by the bytes
-            of the table.
+            """Return the values by which the t tables `moved` are ranked, (t,). The value of a table is the compute
+            time in ms of the table alone on a device. If `form` is data-parallel, this time is divided by the bytes of
+            the table.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share
@@ -378,8 +381,8 @@ class OptionTable:
         return nested[self.estimates.costs(TypeChoices(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_row_wise(self) -> Iterator[IntArray]:
-        """Yield choices of sharding types (T,) in which the 1, 2, 4, ... largest of the tables that
-        may change are row-wise.
+        """Yield choices of sharding types (T,) with more and more row-wise tables: the largest table, the 2 largest
+        tables, the 4 largest tables, and so on. Only tables that may change to row-wise are counted.
 
         All other tables have the sharding types of the first choice.
         """
@@ -388,8 +391,9 @@ class OptionTable:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """Return choices (n, T) in which the 1, 2, 4, ... tables with the highest `value` have
-        the sharding type `form`.
+        """Return n choices of sharding types for T tables, (n, T). The first choice gives the sharding type `form` to
+        the table with the highest `value`, the second choice to the 2 tables with the highest values, then to 4, 8, ...
+        tables.
 
         All other tables have the sharding types of the first choice. The last choice changes all tables that may
         change. The function `value` returns the value (t,) of changing tables (t,).
@@ -404,8 +408,8 @@ class OptionTable:
         return nested[:, self.leaders]
 
     def fewer_column_wise(self) -> Iterator[IntArray]:
-        """Yield choices of sharding types (T,), each with fewer column-wise tables than the choice before. Tables
-        change in the order of the bytes that they save if they are not column-wise, the largest saving first.
+        """Yield choices of sharding types (T,) with fewer and fewer column-wise tables. The tables that save the most
+        bytes with another sharding type change first.
 
         Tables that are kept together change as one.
         """
@@ -473,7 +477,9 @@ class Choice:
 
     @property
     def is_first(self) -> bool:
-        """True if every table has the sharding type of the option table's first choice."""
+        """True if every table has the same sharding type as in the option table's first choice (column-wise if
+        allowed).
+        """
         return bool((self.types == self.options.first).all())
 
     @property
@@ -482,8 +488,8 @@ class Choice:
         return self.quick_ms + self.estimate_ms
 
     def quick_plan(self) -> Plan | None:
-        """Return a plan with these sharding types in which a fast method places the column-wise tables; None if the
-        tables do not fit in memory.
+        """Return a plan in which the tables have the sharding types of this choice, and a fast method places the
+        column-wise tables. Return None if the tables do not fit in memory.
         """
         options = self.options
         try:

@@ -59,7 +59,9 @@ def with_rows_on_all(task: Task) -> Task:
 
 
 def without_rows_on_hosts(task: Task) -> Task:
-    """Return the task without table_row_wise and grid_shard (rows on one host) in rules that do not allow row_wise."""
+    """Remove table_row_wise and grid_shard (rows on one host) from every rule that does not allow row_wise, and return
+    the new task.
+    """
     one_host = {TABLE_ROW_WISE, GRID_SHARD}
     return _changed(
         task, lambda types: types if ROW_WISE in types else tuple(name for name in types if name not in one_host)
@@ -67,7 +69,9 @@ def without_rows_on_hosts(task: Task) -> Task:
 
 
 def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Task:
-    """Return the task after `change` is applied to the sharding types of every rule that allows rows on one host."""
+    """Return the task with changed sharding types in every rule that allows table_row_wise or grid_shard (rows on one
+    host). The function `change` returns the new sharding types of a rule, given the old ones.
+    """
     old = task.constraints.rules
     rules = tuple(
         replace(rule, sharding_types=change(rule.sharding_types))
@@ -79,16 +83,17 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the kernel calls for tables of the families `forms` of sharding types (column-wise, row-wise,
-    data-parallel). A call is returned only if the cost models can predict the time of the call, and the times of the
-    exchanges between devices for the call's family.
+    """Return the kernel calls that the cost models know, for tables of the families `forms` of sharding types
+    (column-wise, row-wise, data-parallel). The cost models know a call if they can predict the time of the call, and
+    also the times of the exchanges between devices for tables of this family.
     """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
 def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Return a mask of the sharding types that each table may have, (T, F).
+    """Return a mask (T, F): True if a table may have a sharding type, for each of T tables and each of F families of
+    sharding types (column-wise, row-wise, data-parallel).
 
     A type needs a call among the kernel `calls` for the pooling and the tier of the table. The constraints of the task
     and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables are on every
@@ -133,16 +138,17 @@ def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call],
 
 
 def _names(layout: Layout, types: Collection[str]) -> str:
-    """Return a text that names a family of sharding types (column-wise, row-wise or data-parallel). If `types` lacks
-    some sharding types of the family, the text has only the types of the family that are in `types`, joined by "or".
+    """Return the name of a family of sharding types (column-wise, row-wise or data-parallel), for an error message. If
+    `types` has only some of the sharding types in the family, return the names of these sharding types instead, joined
+    by "or".
     """
     named = [name for name in layout.type_names if name in types]
     return str(layout) if len(named) == len(layout.type_names) else " or ".join(named)
 
 
 def leaders(task: Task) -> IntArray:
-    """Return the index of the leader of each table, (T,): the first of the tables that are kept together with the
-    table, or the table itself.
+    """Return the index of each table's leader, (T,). Tables that are kept together have the same leader: the first
+    table of their group. Every other table is its own leader.
     """
     number = {table.name: index for index, table in enumerate(task.tables)}
     first = np.arange(len(number))

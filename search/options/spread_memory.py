@@ -15,8 +15,9 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Return several plans: first `plan` itself, then plans after more and more moves of shards. Each move takes a
-    shard away from the device that is the fullest before the move. Each of the plans costs at most `most_ms`.
+    """Move shards of `plan` to other devices, one after the other, to free memory on the fullest device. Return `plan`
+    itself, and then plans after more and more moves. Each move takes a shard away from the device that is the fullest
+    before the move. Each plan costs at most `most_ms`.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
@@ -43,9 +44,9 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of K possible moves of shards that is cheap enough. The moves are the rows of
-    `steps` (K, 5). After move k, the plan may cost at most `limits_ms[k]`, in ms. Return None if every move costs too
-    much.
+    """Try the K possible moves of shards in `steps` (K, 5) one after the other, and return the plan after the first
+    move that is cheap enough. The plan after move k may cost at most `limits_ms[k]`, in ms. Return None if every move
+    costs too much.
     """
     ends = np.minimum(np.cumsum(SETTINGS.memory_steps_costed), len(steps)).tolist()
     for first, end in pairwise(np.unique([0, *ends]).tolist()):
@@ -84,10 +85,10 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the K possible steps that move a shard away from the fullest device of the plan `widths` (I, D). The
-        fullest device has the highest share of memory in use. The result has two arrays. The first array, (K, 5), has
-        one step per row. The second array, (K,), has the share of memory in use on the fullest device after each step
-        alone.
+        """Return the K possible steps that move a shard away from the fullest device of a plan: the device with the
+        highest share of memory in use. `widths` (I, D) has the width of each of I items on each of D devices. The
+        result has two arrays: the steps, one per row, (K, 5); and the share of memory in use on the fullest device
+        after each step alone, (K,).
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both
         devices of the step are less full than the fullest device was before. The steps are sorted by the share of
@@ -115,9 +116,9 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return the shards that may move to the device `source` in exchange for a shard of this device, as two arrays,
-        (p,) each: the item of each shard (its row in `widths`), and the device that the shard leaves. The item -1 means
-        that no shard moves to `source`.
+        """Return the p candidates for an exchange of shards with the device `source`, as two arrays, (p,) each. A
+        candidate is the item of a shard that may move to `source`, and the device on which the shard is now. The item
+        -1 stands for no shard: then a shard of `source` moves to the device, and nothing moves back.
 
         Returns:
             (p,) items, or -1, and the (p,) devices that the partners are on.

@@ -30,8 +30,8 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the same plan for a task with further rules, which fix every table to the tier that the table has in the
-    plan.
+    """Return the same plan for a task with further rules. The rules fix every table to its tier in the plan, so that a
+    search keeps these tiers.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.
@@ -45,16 +45,19 @@ def fix_tiers(plan: Plan) -> Plan:
 
 
 def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ...]) -> Plan:
-    """Return a plan of `task` with the shards of `plan` but with the tier assignments `assignments` (T,); both
-    tasks have the same tables.
+    """Return a plan of `task` with the shards of `plan` on the same devices, but with other tiers. `assignments` (T,)
+    has the new tier assignment of each of T tables. `task` must have the same tables as the task of `plan`.
     """
     placements = (replace(placed, tier_assignment=assignments[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if the plan fits in device memory by the count of bytes that searches use. For a cached table, a
-    search counts more bytes than the table takes, if wider tables may share the cache of the table.
+    """Return True if the plan fits in device memory by the byte counts of a search.
+
+    FBGEMM keeps the rows of cached tables in one kernel call as wide as the widest of the tables. The search counts
+    this width for every cached table that may share a call with a wider table, even if the plan puts the wider table
+    on another device.
     """
     if not len(of_mixed_widths(plan.task, shared_caches(plan.task))):
         return True
@@ -71,8 +74,9 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan for a task with further rules. By these rules, each cached column-wise shard may only be on the
-    devices where the plan has an equally wide cache for the same kind of kernel call.
+    """Return the plan for a task with further rules, which keep caches as narrow as in the plan. Each cached
+    column-wise shard may only be on the devices where the plan has an equally wide cache for the same kind of kernel
+    call.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """

@@ -39,8 +39,8 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
 
 
 def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
-    """Return a list with one variant of the task. In this variant, all tables that may be in host memory without a
-    cache are there. Return an empty list if there are no such tables, or if the hosts lack room.
+    """Return a list with one variant of the task, in which all tables that may be in host memory without a cache are
+    there. Return an empty list if there are no such tables, or if the hosts have too little memory.
 
     With all these tables in host memory, devices make the fewest kernel calls.
     """
@@ -135,8 +135,8 @@ class _Charged(NamedTuple):
     options: TierOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
-        """Return the cheapest choice of a tier for each table that fits in these bytes of device memory and of host
-        memory; None if none was found.
+        """Return the cheapest choice of a tier for each table with which the tables fit in `device_bytes` of device
+        memory and in `host_bytes` of host memory. Return None if no choice was found.
         """
         chosen = self.options.cheapest(device_bytes, host_bytes)
         if chosen is None:
@@ -145,8 +145,8 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The choice of a tier for each table, with the total cost of the tables in ms. The choice belongs to one way to
-    limit the widths of caches.
+    """A tier for each of T tables, and the total cost of the tables in ms. The costs are computed for one way to limit
+    the widths of caches.
 
     Attributes: cost_ms: total cost of the tables. charged: the bytes and the costs of tables for this way. chosen: (T,)
     tier option of each table.
@@ -158,16 +158,17 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield choices of a tier for each table. The first choices are the cheapest, one for each of several fractions of
-    device memory that the tables may fill. The last choices all fill the same fraction of device memory, each with
-    another way to limit the widths of caches.
+    """Yield choices of a tier for each table. First, for each of several fractions of device memory that the tables may
+    fill, yield the cheapest choice. Then, for one of these fractions, yield the cheapest choice of each other way to
+    limit the widths of caches.
     """
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
-        """Return the cheapest choice of tiers for each entry of `some`, in order of cost. An entry has the bytes and
-        costs of the tables for one way to limit the widths of caches. The tables fill at most the fraction `share` of
-        device memory. Entries without a choice that fits are left out.
+        """Return the cheapest choices of tiers that fill at most the fraction `share` of device memory, cheapest first.
+
+        `some` has ways to limit the widths of caches, each with the bytes and costs of the tables under this limit. The
+        result has one choice for each limit, except for limits under which no choice fits.
         """
         choices = [charged.cheapest(total * share, hosts) for charged in some]
         return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.cost_ms)

@@ -23,8 +23,9 @@ _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 @dataclass(frozen=True, eq=False)
 class TierOptions:
-    """The bytes and the cost of each of T tables with each of O tier assignments. A table counts as whole, or as placed
-    on all devices if it must be data-parallel.
+    """For each of T tables and each of O tier assignments (a tier and a cache size): the bytes and the cost of the
+    whole table. If a table must be data-parallel, the bytes of device memory are the bytes of the copies on all devices
+    together.
 
     Attributes:
         tier_assignments: (O,).
@@ -59,9 +60,9 @@ class TierOptions:
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
-        """Return a copy of the tier options, with fewer bytes of device memory for some of the tables that may be
-        data-parallel. For such a table, the bytes of the copies on all devices together are compared with the bytes of
-        the whole table on a single device, and the smaller number counts.
+        """Return a copy of the tier options, in which some tables that may be data-parallel take fewer bytes of device
+        memory. The bytes of such a table are the bytes of the copies on all devices together, if this is less than the
+        bytes of the whole table on a single device.
 
         `allowed` (T, F) is the mask of the sharding types that each table may have. On each device, a data-parallel
         table is looked up only for the samples of this device, so the buffers are smaller.
@@ -72,8 +73,8 @@ class TierOptions:
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
-        """Return the tier options with new costs and bytes for cached tables. Each cached table is split into `parts`
-        (T,) shards, and the rows of its cache have `widths` (T,) columns.
+        """Return a copy of the tier options, in which the costs and bytes of cached tables are computed again. Table t
+        is split into `parts[t]` shards, and each row of its cache has `widths[t]` columns.
 
         A table in 0 parts must not be cached. A table in several parts has the cost of all parts.
         """
@@ -132,8 +133,9 @@ class TierOptions:
         return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
-        """Return the cheapest choices of tiers (T,), one for each of several fractions of device memory that tables may
-        fill; the largest fraction comes first, and repeated choices are left out.
+        """Return choices of a tier for each table, (T,) each. There is one choice, the cheapest, for each of several
+        fractions of device memory that the tables may fill. The largest fraction comes first, and equal choices appear
+        once.
         """
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         chosen = (self.cheapest(total * share, hosts) for share in SETTINGS.memory_shares)
@@ -234,8 +236,8 @@ def _memory_of(task: Task) -> str:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Return the indices of the options on the lower convex hull of the points (size, cost). The indices are in order
-    of size, from the smallest option to the cheapest option.
+    """Return the tier options of one table that are worth their bytes: the options on the lower convex hull of the
+    points (size, cost), as indices. The smallest option comes first, and the cheapest option comes last.
     """
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []

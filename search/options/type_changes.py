@@ -25,7 +25,7 @@ from neuroshard.words.form import FORMS, Call
 
 @dataclass(frozen=True, eq=False)
 class TypeChanges:
-    """A plan, and the other sharding types to which its tables may change.
+    """A plan, and the sharding types to which the tables of the plan may change.
 
     Attributes:
         start: the plan.
@@ -64,9 +64,9 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The second cost assumes
-            that all devices share the work of the column-wise tables evenly. Both costs are infinite if the choice
-            moves more than `most_bytes` bytes to devices.
+            """Return two estimated costs in ms for each of B choices of sharding types, (B,) each, as
+            `CostEstimates.costs` does. Both costs are infinite if the choice moves more than `most_bytes` bytes to
+            devices.
             """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
@@ -101,8 +101,8 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return the sharding types of all tables, (T,), after some tables of the starting plan become column-wise.
-        These are the given `tables`, and all tables that are kept together with one of the given tables.
+        """Return the sharding types of all T tables, (T,), after `tables` and the tables that are kept together with
+        any of `tables` become column-wise. All other tables keep the sharding types of the starting plan.
         """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
@@ -136,8 +136,8 @@ class TypeChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """Return a mask of the tables (T,): True if the rows are on the devices of one host
-    (table_row_wise or grid_shard).
+    """Return a mask (T,): True for each of T tables whose rows are spread over the devices of one host (table_row_wise
+    or grid_shard).
     """
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
@@ -149,8 +149,9 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Return an upper bound of the bytes of weights and optimizer state that devices receive, (T, F), if each table of
-    the plan `start` changes from its current sharding type in `now` (T,) to each other sharding type.
+    """Return an upper bound of the bytes of weights and optimizer state that devices receive if one table of the plan
+    `start` changes its sharding type, (T, F): for each of T tables, and for each of F families of sharding types as the
+    new type. `now` (T,) has the current sharding types.
 
     The bytes are 0 if the table has the sharding type already, or may not have this type.
     """
@@ -166,8 +167,9 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlac
 
 
 def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
-    """Return the cheapest of several plans, in which the 1, 2, 4, ... most expensive row-wise tables, or all of them,
-    move from all devices to the devices of one host.
+    """Move the rows of the most expensive row-wise tables from all devices to the devices of one host, and return the
+    cheapest plan. The host may differ from table to table. The function makes plans with 1, 2, 4, ... moved tables, and
+    with all tables moved.
 
     Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in
     place. The plan itself is returned if no such plan is predicted to cost less, or if the models don't know the
@@ -225,7 +227,8 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
-    """Return the plan after each table in `host_of` moves to the devices of one host; these tables stay row-wise.
+    """Move the rows of each table in `host_of` to the devices of one host, and return the new plan. The moved tables
+    stay row-wise.
 
     The mapping gives the number of a host for the index of a table.
     """

@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """The bytes, units (4 columns) and score that each of S shards adds to a device without shards of the same item.
+    """What each of S shards adds to a device without other shards of the item: bytes, score, and units of 4 columns.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return bytes, units and scores that shards add to empty devices; `placed` (S, 2) has items and widths."""
+    """Return the score, the sent units, the bytes and the load of a device with only one shard, for S shards."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -67,7 +67,7 @@ def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True for items with several shards in `placed` (S, 2), and for items kept apart from others.
+    """Return a mask (I,): True for items with several shards in `placed` (S, 2), or which must avoid other items.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """
@@ -78,7 +78,7 @@ def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
 
 @jit_inline
 def _without_full(heap: IntArray, size: int, room: DeviceRoom, least: float, score: FloatArray) -> int:
-    """Keep only the devices of a heap that may send `least` more units of 4 columns; return the number of these."""
+    """Remove the devices that may send fewer than `least` more units of 4 columns from a heap; return the new size."""
     kept = 0
     for node in range(size):
         if room.free_units[heap[node]] >= least:

@@ -68,7 +68,7 @@ def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
 
 @jit_inline_fast
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """Return relu(base + plus - minus) @ weight: a device's score after one vector is added and one is removed.
+    """Return a device's score after vector `plus` joins and vector `minus` leaves: relu(base + plus - minus) @ weight.
 
     `base` (H,) includes the bias; only the first entries, as many as `weight` has, count.
     """

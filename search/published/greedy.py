@@ -1,4 +1,4 @@
-"""Place each shard, the most expensive first, on the device that then computes least (Zha et al. 2023, section 3.3).
+"""Greedy placement (Zha et al. 2023, section 3.3): each shard, most expensive first, goes where compute is then least.
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
 once, compiled; a test holds the two equal.
@@ -36,7 +36,7 @@ class DeviceScore(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """The placements of P column splits (S shards each) on D devices, one under each of M caps on a device's traffic.
+    """P * M placements on D devices: of each of P column splits (S shards each), under each of M caps on sent units.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.
@@ -63,7 +63,7 @@ def place_greedily(
     fixed_score: FloatArray,
     score: DeviceScore,
 ) -> IntArray | None:
-    """Place shards one by one, each on the device whose score is then the lowest; among equals, on the first device.
+    """Place shards one by one, each on the device whose score with the shard is lowest; among equals, the first.
 
     Args:
         shards: all shards.
@@ -99,7 +99,7 @@ def place_greedily(
 
 
 def may_hold(shards: ShardTable, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask of devices (D,): True if rules allow a shard of an item, given the placed `widths` (I, D)."""
+    """Return a mask of devices (D,): True if rules allow the item there, given the placed `widths` (I, D)."""
     rules = shards.rules
     beside_rival = (widths[rules.rivals_of(item)] > 0).any(axis=0)
     must_be_apart = (rules.min_shards[item] > 1) & (widths[item] > 0)

@@ -73,7 +73,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSplits:
-    """Column splits with the cheapest placement that was found for these splits.
+    """A column split (S shards of all items), with the cheapest placement that was found for these shards.
 
     Attributes:
         splits: (S,) rows of the shard table.
@@ -96,7 +96,7 @@ def comparable(cost_ms: FloatArray) -> FloatArray:
 
 
 class GridSearch:
-    """Places column splits greedily within memory, under each cap on sent columns, and keeps the cheapest placement.
+    """Places column splits greedily under each cap on sent columns, and keeps the cheapest placement of each split.
 
     The cap that balances compute and communication best is not known beforehand, so the paper tries M = 11 of them.
     If no cap leaves room for every shard, a placement without a cap counts.
@@ -118,14 +118,14 @@ class GridSearch:
         self.by_added = _by_added_score(shards, problem.head) if problem.num_devices >= _MANY else None
 
     def place(self, splits: IntArray, keep: int = 1) -> list[PlacedSplits]:
-        """Return the cheapest placement of each of P column splits, (P, S).
+        """Place each column split of `splits` (P, S) under every cap; return the cheapest placement of each split.
 
         Only the `keep` lowest costs are exact; the others may be higher than the true cost, or infinite.
         """
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place the column splits of `placed` again, scored by whole vectors; return the cheaper of both placements."""
+        """Place `placed.splits` again, with scores from all entries of the vectors; return the cheaper placement."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -138,7 +138,7 @@ class GridSearch:
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Return the placements of column splits (P, S) under ascending caps (M,) on sent units of 4 columns."""
+        """Place each split of `splits` (P, S) greedily under each of M ascending `caps` on sent units."""
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -173,7 +173,7 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the cost of each placement, (P, M) ms; infinite for placements that do not fit or were not costed.
+        """Return the predicted cost of each placement, (P, M) ms; infinite if the placement does not fit or is skipped.
 
         Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
         compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
@@ -195,7 +195,7 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) of the shard table in order of placement: `confined` items first, then by falling cost."""
+    """Return all rows (N,) in order of placement: first `confined` items, then other items, each by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
@@ -214,7 +214,7 @@ def _above_least(fixed_ms: FloatArray) -> FloatArray:
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score that counts only the vector entries of `always_added`; None if there are none."""
+    """Return shards and a score for only the entries that `always_added` finds; None if there are none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

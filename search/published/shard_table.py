@@ -27,7 +27,7 @@ class ComputeHead(Protocol):
 
     @property
     def weight(self) -> Float32Array:
-        """The weight of each entry of a vector in the score, (H,)."""
+        """The weights (H,) in the score relu(v + bias) @ weight of a device with shard vectors that sum to v."""
         ...
 
     @property
@@ -147,9 +147,9 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that raise the score of every device by the same amount. Also return the
-    amount by which all these entries of a shard's vector together raise the score, for each shard, (N,). The bias of
-    these entries is at least 0, and so is their value in every vector.
+    """Return a mask (H,) of the vector entries by which a shard raises the score of every device by the same amount,
+    because relu never clips them; also return this amount for each of N shards, summed over these entries, (N,). The
+    bias of these entries is at least 0, and so is their value in every vector.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]
@@ -190,7 +190,7 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
-    """Return the rows (n,) of the shards in column splits (S,) that may be split further, ascending, each once."""
+    """Return the different rows (n,), ascending, of the shards in `splits` (S,) that the rules allow to be halved."""
     rows, rules = np.unique(splits), shards.rules
     item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits (n, S + 1): split k is `splits`, with the shard `rows[k]` cut into two near halves."""
+    """Return n column splits (n, S + 1): split k is `splits` (S,), with its shard `rows[k]` cut into halves."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)

@@ -1,1 +1,3 @@
-"""Reports on any number of runs: a report is one page, with the tables of the page as CSV and the figures as PNG."""
+"""Reports on any number of runs. A report is one page with tables and figures; each table is saved as a CSV file, and
+each figure as a PNG file.
+"""

@@ -161,15 +161,15 @@ def _order(explanation: Explanation) -> list[int]:
 
 
 def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
-    """Return the parts of a cost in groups, as a dict. The key of a group is the text before the first dot in the names
-    of its parts.
+    """Return the parts of a cost in groups, as a dict. The key of a group is the first word in the names of its parts:
+    "forward" and "forward.reduce_scatter" are in the group "forward".
     """
     return grouped(cost.parts, lambda part: part.name.partition(".")[0])
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield sections with details of the table of devices. For each column of this table that is a sum of several parts
-    of the cost, one section has the time of every part on every device.
+    """Yield one section for each column of the table of devices that adds up several parts of the cost. The section has
+    the time of each of these parts on every device, in ms.
     """
     order = _order(explanation)
     for name, parts in _by_first_word(explanation.cost).items():
@@ -194,8 +194,9 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 
 def _unusual_properties(share: ShardShare) -> str:
-    """Return text on the properties of a shard that are unusual: row-wise, data-parallel, several features, sequence
-    table, or not in device memory.
+    """Return text such as ", data-parallel, 3 features" with the unusual properties of a shard; an empty text if there
+    are none. Unusual properties are row-wise, data-parallel, several features, a sequence table, and memory other than
+    device memory.
     """
     table, assignment = share.table, share.placed.tier_assignment
     properties = {

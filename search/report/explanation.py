@@ -81,7 +81,9 @@ class Explanation:
 
     @property
     def is_balanced(self) -> bool:
-        """True if no device makes the plan noticeably more expensive than the other devices."""
+        """True if no device makes the plan noticeably more expensive: an even spread of the compute time, or of the
+        columns, over the devices would save less than 0.5% of the plan's cost.
+        """
         return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property
@@ -134,8 +136,8 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
-    """Return the predicted cost of the plan, in ms, if columns were spread evenly and devices had the given compute
-    times (D,).
+    """Return the predicted cost of an imagined plan, in ms: the devices have the compute times `compute` (D,), and
+    every device sends the mean number of columns of `plan`.
     """
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
     times = simulator.kernel_times(plan.device_loads, len(compute))

@@ -81,7 +81,9 @@ def scatter(measured: pd.DataFrame) -> bytes:
 
 
 def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
-    """Draw the phases of a training step (K, P), in ms, as one stacked bar for each of K plans."""
+    """Draw one stacked bar for each of K plans. The bar shows the ms that each of P phases of a training step takes in
+    the plan; `phase_ms` (K, P) has these times.
+    """
     with canvas(_WIDTH, 1.9 + 0.4 * max(len(names), 2)) as (figure, picture):
         axes = figure.subplots()
         place, left = np.arange(len(names))[::-1], np.zeros(len(names))

@@ -53,8 +53,9 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Return a name for each run in a group of runs of one method on the same tasks, as a dict from the path of the run
-    to the name. All names in the group are different.
+    """Return a different name for each run in a group, as a dict from the path of the run to the name. All runs of the
+    group used the same method on the same tasks, so the names add the settings in which the runs differ, or the paths
+    of the runs.
     """
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
@@ -222,9 +223,9 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Return a pair for each search run: a description of the tasks of the run, and the run. In the given pairs
-    `searches`, each run comes with a digest that identifies the tasks; the dict `sets` has the description for each
-    digest.
+    """Return the pairs of `searches` with the digest in each pair replaced by a description of the tasks. Each given
+    pair has a digest, which identifies the tasks of a search run, and the run. The dict `sets` has the description for
+    each digest.
 
     Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
     description names the models, because costs can be compared only within one set of models.
@@ -240,7 +241,7 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Return text such as ", predicted by h100": the models that predicted the costs of a search."""
+    """Return text such as ", predicted by h100": the name of the cost models that predicted the costs of a search."""
     return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 

@@ -24,7 +24,9 @@ _SHOWN = 16  # maximum number of printed rows
 
 
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as CSV, atomically; texts that a spreadsheet would read as a formula get a quote in front."""
+    """Write a frame as CSV, atomically. A text that a spreadsheet would read as a formula, such as "=1+1", gets a quote
+    in front.
+    """
     safe = frame.apply(lambda column: column.map(_as_text)).rename(columns=_as_text)
     text = safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
     write_atomically(path, text.encode("utf-8", errors="replace"))

@@ -101,7 +101,9 @@ def trust_shown(measured: pd.DataFrame) -> Section | None:
 
 
 def _trust(known: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of one row with the errors of the predicted costs; unknown values are NaN."""
+    """Return a table of one row that compares predicted costs with measured costs: the mean and median error, Kendall's
+    tau, and how many measured costs are within the margins of the predicted costs. Unknown values are NaN.
+    """
     error = (known["predicted_ms"] / known["measured_ms"] - 1).abs()
     tau = known["predicted_ms"].corr(known["measured_ms"], method="kendall") if len(known) >= _LEAST_POINTS else np.nan
     judged = known.dropna(subset=["margin_ms"])

@@ -64,7 +64,7 @@ def _compared(group: str, subset: pd.DataFrame, cost: str) -> Iterator[dict[str,
 
 
 def _caveats(subset: pd.DataFrame) -> str | None:
-    """Return the different caveats of the costs, joined to one text; None if there are no caveats."""
+    """Return the different caveats of the costs in `subset`, joined by semicolons; None if there are no caveats."""
     return "; ".join(subset["caveat"].dropna().unique()) or None if "caveat" in subset else None
 
 
@@ -82,7 +82,9 @@ def interval(values: FloatArray) -> float:
 
 
 def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
-    """Return the p-value of Wilcoxon's signed-rank test; NaN for fewer than two pairs of different costs."""
+    """Return the p-value of Wilcoxon's signed-rank test for the costs of two methods on the same tasks. Return NaN if
+    fewer than two tasks have different costs.
+    """
     different = first_ms != second_ms
     if different.sum() < 2:
         return float("nan")

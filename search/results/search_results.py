@@ -72,8 +72,8 @@ class SearchRecord:
 
 
 def predicted_columns(plan: Plan) -> dict[str, float | None]:
-    """Return the predicted cost, the margin and the expected cost of a plan, by the field names of `SearchRecord`; None
-    for unknown values.
+    """Return the predicted cost, the margin and the expected cost of a plan, in ms, as a dict with the field names of
+    `SearchRecord`. The margin is half the width of the 90% interval of the predicted cost. Unknown values are None.
     """
     known = plan.prediction
     if known is None:

@@ -53,7 +53,8 @@ class Agent:
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
     def restore(self, tensors: Tensors) -> None:
-        """Load weights that `tensors` returned for an agent with the same networks.
+        """Load weights and buffers into the policy and, if there is one, the cost network of this agent. The dict
+        `tensors` must have the names and shapes that the method `tensors` of this agent returns.
 
         Raises:
             UserError: the weights belong to another agent, or are not finite.
@@ -91,8 +92,9 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Build an agent with untrained networks from a description of the networks: kinds, settings and table
-        features. Raise UserError if this version of the package cannot build the networks.
+        """Build an agent with untrained networks from a description, as the method `description` returns it: the
+        kinds and settings of the networks, and the table features that the networks read. Raise UserError if this
+        version of the package cannot build the networks.
         """
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind

@@ -127,8 +127,9 @@ class CostNetworkSettings:
 
 
 class CostNetwork(nn.Module):
-    """DreamShard's cost network: the vector of a device is a sum over tables, and the vector of a plan is the maximum
-    over devices.
+    """DreamShard's cost network, which predicts the costs of devices and of plans. The vector of a device is the sum of
+    the vectors of the tables on the device. The vector of a plan is the maximum of the vectors of the devices, entry by
+    entry.
 
     There is one head for each part of a device's cost, and one for the plan's cost. The heads of a device's parts also
     see the representation of the whole plan, because waiting depends on the other devices.
@@ -152,8 +153,8 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict the parts of the cost of each device, (B, D, P) ms, >= 0;
-        the compute time of an empty device is 0.
+        """Predict the cost of each device in P parts (compute time, forward and backward communication), (B, D, P) ms,
+        for B plans on D devices. The predicted values are at least 0; the compute time of an empty device is 0.
         """
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
@@ -172,9 +173,9 @@ class CostNetwork(nn.Module):
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict the costs of B placements, with gradients; `held` (B, I, D) is True if an item is on a device. Return
-        two tensors, both in multiples of `scale_ms`: the P parts of the cost of each device, (B, D, P), and the cost of
-        each plan, (B,).
+        """Predict the costs of B placements, with gradients for training. The mask `held` (B, I, D) is True if an item
+        is on a device. Return two tensors: the P parts of the cost of each device, (B, D, P), and the cost of each
+        plan, (B,). All costs are in multiples of `scale_ms`.
         """
         encoded = batch.encode(self.encoder)
         vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)
@@ -234,8 +235,8 @@ def fit(
     measured: MeasuredPlacements,
     generator: torch.Generator,
 ) -> float:
-    """Train the network on all `measured` placements of the tasks in `batch`; return the mean squared error of the last
-    steps.
+    """Train the cost network on random batches of the `measured` placements, which are placements of the tasks in
+    `batch`. Return the mean loss (squared error) of the last 50 steps.
     """
     losses = []
     for _ in range(network.settings.steps):

@@ -35,7 +35,9 @@ class EpisodeState:
 
 
 class Environment:
-    """Placement of a batch of tasks as a Markov decision process; states and rewards are predicted costs.
+    """A reinforcement-learning environment in which a policy places the items (tables, or tables kept together) of a
+    batch of tasks on devices, one item of each task per step. Observations and rewards are computed from predicted
+    costs.
 
     An action is the device of the next item. Memory and constraints make actions illegal. If no action is legal, the
     episode is dead: it continues, so that the batch stays complete, but `alive` is False, and the episode counts for
@@ -80,9 +82,9 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the cost of each device, (B, D, P), as multiples of an equal share of the compute time.
-        The equal share of a task is the sum of the predicted compute times of all items, each alone on a device,
-        divided by D.
+        """Predict the parts of the cost of each device, (B, D, P), divided by the equal share of the task, so that the
+        costs of small and large tasks are comparable. The equal share is the sum of the predicted compute times of all
+        items, each alone on a device, divided by D.
         """
         return self.parts(state) / self._share_ms[:, None, None]
 
@@ -95,7 +97,8 @@ class Environment:
         return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """Place the next item of each task on `device` (B,), and return the next state.
+        """Place the next item of each task in the batch on a device, and return the next state. The array `device` (B,)
+        has the number of the chosen device for each of B tasks.
 
         `legal` (B, D) is True for the devices that may have the item, as returned by the method `legal`.
         """

@@ -36,8 +36,9 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the loss of the policy minus the entropy bonus, a scalar. Every task occurs `times` times in a row in
-        the batch, and so has `times` episodes.
+        """Return the loss of one policy update, a scalar: the policy-gradient loss minus the entropy bonus. The batch
+        has `times` episodes of each task, one after the other. The cost of each plan is compared with the mean cost of
+        the plans of the same task.
         """
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
@@ -128,7 +129,9 @@ class Learner:
 
 
 class Session:
-    """A training in progress, which runs one round at a time."""
+    """One training of a policy: the networks, the optimizers, and the placements that were collected so far. The method
+    `round` trains for one round.
+    """
 
     def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, seed: int):
         torch.manual_seed(seed)

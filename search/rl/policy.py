@@ -47,16 +47,17 @@ class Policy(nn.Module):
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
         """Return the vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H). The vectors
-        of each task are scaled: if the sum of the vectors of all items is divided by the number of devices, the mean of
-        the entries is 1.
+        of each task are scaled so that the sum of the vectors of all items, divided by the number of devices, has
+        entries with mean 1.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return a score for each device, (..., D), from the vectors (..., D, H) and the costs (..., D, P) of the
-        devices and the context (..., C) of the item to place.
+        """Return a score for each device as the place of the next item, (..., D). The inputs are the vectors of the
+        devices, `devices` (..., D, H), the P parts of the predicted cost of each device, `costs` (..., D, P), and the
+        context of the item, `context` (..., C).
         """
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
@@ -110,17 +111,17 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two tensors: the vectors of the items from the table network, and the context of each item, which is
-        what the policy sees of the item when it chooses a device. In this policy, the context of an item is the vector
-        of the item.
+        """Return two vectors for each item of a batch, in the order of placement `order` (B, I). The first
+        vectors, (B, I, H), are added to the vectors of the devices of the items. The second vectors are the contexts
+        from which the policy chooses devices: in this policy, they are equal to the first vectors.
         """
         ordered = self.ordered(batch, order)
         return ordered, ordered
 
 
 class AutoShardPolicy(Policy):
-    """AutoShard's policy (section 4): an LSTM reads the tables, a network scores devices by tables and compute cost,
-    and a critic predicts the reward.
+    """AutoShard's policy (section 4). An LSTM reads the tables of a task. A network scores each device by the tables
+    and the predicted compute cost on the device. A critic predicts the reward.
 
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
@@ -147,20 +148,25 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two tensors: the vectors of the items from the table network, and the context of each item, which is
-        what the policy sees of the item when it chooses a device. In this policy, the context is the vector together
-        with the output of the LSTM.
+        """Return two vectors for each item of a batch, in the order of placement `order` (B, I). The first
+        vectors, (B, I, H), are added to the vectors of the devices of the items. The second vectors, (B, I, C), are the
+        contexts from which the policy chooses devices: each context joins the first vector of the item and the output
+        of the LSTM.
         """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the devices, (..., D); the scores depend only on the compute part of `costs`."""
+        """Return the scores of the devices, (..., D). Of the P parts of each device's cost in `costs` (..., D, P), only
+        the first part, the compute time, is used.
+        """
         return super().scores(devices, context, costs[..., :1])
 
     def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """Return the rewards that the critic predicts, (...,), from devices (..., D, H) and context (..., C)."""
+        """Return the rewards that the critic predicts, (...,). The inputs are the vectors of the devices, (..., D, H),
+        and the contexts of the items to place next, (..., C).
+        """
         seen = torch.cat([devices.mean(dim=-2), devices.amax(dim=-2), context], dim=-1)
         values: torch.Tensor = self.critic(seen)[..., 0]
         return values
@@ -239,7 +245,9 @@ class Replayed:
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """Compute the log probabilities of finished episodes again by the present policy, for all steps at once."""
+    """Compute the log probabilities of all devices at each step of finished episodes by the policy with its present
+    weights. All steps are computed at once, with gradients, to train the policy on these episodes.
+    """
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)

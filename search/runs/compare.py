@@ -78,8 +78,9 @@ def comparison_columns(records: Sequence[SearchRecord], compared: Sequence[Compa
 
 
 def comparison_lines(records: Sequence[SearchRecord], compared: Sequence[ComparedPlan], directory: Path) -> list[str]:
-    """Return lines of text for people: the mean difference, the reasons for missing differences, and the paths of the
-    plans.
+    """Return lines of text that compare the plans of a search with the plans of TorchRec's default planner: the mean
+    difference in predicted cost, the tasks that cannot be compared, with the reasons, and the directory of
+    TorchRec's plans.
     """
     if not compared:
         return []

@@ -123,8 +123,8 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return plans for the same task, so that the plans can be compared. Of two plans, the first plan is changed into a
-    plan for the task of the second plan, if this is possible; tables may have grown between the two tasks. A single
+    """Return the plans as plans for the same task, if possible, so that they can be compared. If there are two plans,
+    the first plan is restated for the task of the second plan: tables may have grown between the two tasks. A single
     plan stays the same.
 
     Returns:

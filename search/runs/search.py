@@ -118,17 +118,18 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict the costs of plans. The setting `framework` of the models states whether the
-        costs include the overhead of a training framework, such as TorchRec. If this setting is None, the target system
-        determines the framework; if the target system works with any framework, the overhead of the framework in which
-        plans are measured is included.
+        """The cost models that predict the costs of plans for this search. The setting `framework` of the models
+        determines whether the costs include the overhead of a training framework, such as TorchRec.
+        If this setting is None, the target system determines the framework. If the target system works with any
+        framework, the costs include the overhead of the framework in which plans are measured.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The default of the setting `framework`: the name of the training framework with the overhead that predicted
-        costs include. None if, by default, predicted costs do not include the overhead of any framework.
+        """The default of the setting `framework`: the name of the training framework, such as "torchrec", whose
+        overhead the predicted costs include. None if predicted costs by default do not include the overhead of any
+        framework.
         """
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
@@ -139,8 +140,8 @@ class Search(OutputSettings, ModelSettings):
         return replace(self.choice_of(self.model), framework=framework).normalized
 
     def _whole(self, path: Path) -> SearchRun:
-        """Return the finished run in a directory; raise UserError if the run and this search have
-        different numbers of tasks.
+        """Return the finished search run that is saved in a directory. Raise UserError if the saved run has another
+        number of tasks than this search.
         """
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
@@ -189,7 +190,10 @@ class Search(OutputSettings, ModelSettings):
         return self.verify.measure.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """Return all settings and files on which the plans depend, except the tasks."""
+        """Return what the plans of this search depend on, except the tasks, as a dict: the settings of the search, and
+        the digests of the files that the search reads. An interrupted search is only continued if this dict is the
+        same as before.
+        """
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
@@ -255,7 +259,7 @@ class Search(OutputSettings, ModelSettings):
         return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if the predicted costs do not include the overhead of the system that runs the training
+        """Return a tuple with a warning if the predicted costs lack the overhead of the system that runs the training
         steps, such as TorchRec. Return an empty tuple if there is nothing to warn about.
         """
         counts_if_known = self._usual_framework is not None and models.framework is None
@@ -386,9 +390,9 @@ class SearchResult:
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the warnings of all tasks as texts. Of several warnings about the same subject, only the first warning
-        is shown, followed by the number of further tasks with such a warning. A warning that repeats the caveat of a
-        predicted cost is left out.
+        """Yield the warnings of all tasks as texts, one text for each subject: the first warning about the subject, and
+        the number of further tasks with a warning about the same subject. Warnings that contain the caveat of the
+        task's predicted cost are left out.
 
         Records store warnings as text, in which the place is the text before the first colon.
         """

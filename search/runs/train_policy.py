@@ -106,7 +106,9 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Return all settings and files on which a policy depends, except the tasks."""
+        """Return what a trained policy depends on, except the tasks, as a dict that is saved with the policy: the
+        settings of the training, and the digest of the cost models.
+        """
         return {
             "method": self.method,
             "model": self.choice_of(self.model).normalized.fields,

@@ -25,9 +25,9 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the width in columns of the cache rows that a search assumes for each of n loads, (n,), when it counts
-    bytes. A load is the work of one shard of a table for the kernels of a device. The item (a table, a pinned shard, or
-    several tables kept together) to which each load belongs is in `item` (n,).
+    """Return the widths of cache rows, in columns, that a search assumes when it counts the bytes of n loads, (n,). A
+    load is the work of one shard of a table for the kernels of a device. The array `item` (n,) has the item (a table, a
+    pinned shard, or several tables kept together) of each load.
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
     all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
@@ -73,8 +73,8 @@ def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArr
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if a search may count more bytes for some item than the item takes. This is the case if wider cached
-    tables may share a cache with the item, because the search then counts cache rows of the greater width.
+    """Return True if a search counts more bytes for some item than the item takes alone on a device. This is the case
+    if an item may share a cache with wider shards: all rows of a cache are as wide as the widest shard in the cache.
     """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])

@@ -78,8 +78,8 @@ class CostedSpace(SearchSpace):
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Return a smaller search space, with only the tables that `fixed` leaves for column-wise placement; `fixed`
-        has the load of all other tables of the task. The costs of the tables in the returned space stay the same.
+        """Return a smaller search space without the tables that are already placed, as part of the fixed load `fixed`.
+        The costs of the remaining tables stay the same.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
@@ -88,8 +88,8 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times for each device in n whole plans, (n, D) ms each: the time until the output dist starts, and
-        the time until the output dist ends.
+        """Return two times of each device in n whole plans, (n, D) ms each. The first time is the sum of compute time
+        and backward exchanges: the output dist starts after this time. The second time adds the output dist.
 
         The tables of the fixed load are added to `compute_ms` (n, D), the compute time of the column-wise tables, and
         to `units` (n, D), the units of 4 columns that each device sends for each sample.
@@ -109,15 +109,18 @@ class CostedSpace(SearchSpace):
 
     @property
     def whole_on_one(self) -> IntArray:
-        """The plan in which every item is whole, and all items are on the first device, as widths (I, D) in units of 4
-        columns. The total work of all devices is the least in this plan. The plan may break limits.
+        """The widths (I, D) of an imagined plan, in units of 4 columns: every item is whole, and all items are on the
+        first device. No plan has less total work, so the plan is used for lower bounds. The plan may break limits, such
+        as the memory of the device.
         """
         widths = np.zeros((self.shards.num_items, self.task.topology.num_devices), dtype=np.int64)
         widths[:, 0] = self.shards.full_width
         return widths
 
     def _work(self, plans: Sequence[IntArray]) -> tuple[KernelTimes, Traffic]:
-        """Return the predicted kernel times and the traffic of whole plans; each plan is given as widths (I, D)."""
+        """Return the predicted kernel times and the exchange traffic of n plans; each plan is given as widths (I, D).
+        The tables of the fixed load are included, unless their load is only an estimate.
+        """
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
@@ -129,8 +132,8 @@ class CostedSpace(SearchSpace):
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:
-        """The kernel times of the row-wise and data-parallel tables that are on the devices already. None if there are
-        no such tables, or if the load of these tables is only estimated.
+        """The predicted kernel times of the row-wise and data-parallel tables, which have fixed places on the devices.
+        None if there are no such tables, or if only an estimate of their load is known.
         """
         loads = self.fixed.loads
         return None if loads is None else self.simulator.kernel_times(loads, len(loads))
@@ -152,8 +155,8 @@ def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
 
 
 def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
-    """Return the rules of the items for which `kept` (I,) is True. All rivals of a kept item (the items that may not
-    share a device with the item) must be kept too.
+    """Return the placement rules of only the items for which `kept` (I,) is True. If an item is kept, all rivals of
+    this item (the items that may not share a device with the item) must be kept.
     """
     place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
     return PlacementRules(

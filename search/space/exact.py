@@ -1,5 +1,5 @@
-"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size does not
-find.
+"""Packing by integer programming. The solver finds packings that nearly fill the memory of the devices, which placing
+items in order of size does not find.
 
 The bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns. So the
 program has two unknowns for each item on each device: the units there, and whether there are any.
@@ -21,8 +21,10 @@ _MARGINS = (0, 4)  # memory left free, in units of 1 / _SCALE: rounded bytes may
 
 
 def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return a packing of all items (tables, pinned shards, or tables kept together) that fits in memory_bytes (D,) and
-    keeps the rules of the items: the width of each item on each device, (I, D). Return None if no packing is found.
+    """Return a packing of all items (tables, pinned shards, or tables kept together), found by integer programming.
+    Return None if no packing is found.
+    The packing is an array (I, D): the width of each of I items on each of D devices, in units of 4 columns. The
+    packing fits in memory_bytes (D,) and keeps the rules of the items.
 
     None does not prove that there is no packing: the task may be too large, or the solver may have used up its budget.
     """
@@ -75,9 +77,10 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return a linear constraint for a solver with n unknowns: the shards on each device must fit in the memory of the
-    device. The constraint is a triple: a matrix (D, n), which multiplied by the unknowns gives the used memory of each
-    device; the lower limit of the used memory, the same for all devices; and the upper limit for each device, (D,).
+    """Return the linear constraint that the shards on each device fit in the memory of the device, for a solver with n
+    unknowns.
+    The constraint is a triple. The matrix (D, n) times the unknowns is the used memory of each device. The other two
+    values are the lower limit of the used memory, one number for all devices, and the upper limits, (D,).
     """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])

@@ -72,8 +72,9 @@ class FixedLoad:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "FixedLoad":
-        """Return the fixed load of the placements in `others`, with the compute times that `model` predicts. All tables
-        of the task that have no placement in `others` are to be placed column-wise.
+        """Return the fixed load of the tables with placements in `others`: the memory, the traffic, and the compute
+        times that `model` predicts. The tables without a placement in `others` are to be placed column-wise by the
+        search.
 
         Raises:
             InfeasibleError: the placements take more memory than there is.
@@ -106,13 +107,15 @@ class FixedLoad:
 
     @cached_property
     def free_bytes(self) -> IntArray:
-        """The bytes of memory on each device that the other tables leave for the column-wise tables, (D,)."""
+        """The bytes of memory on each device that are left for the column-wise tables, (D,), after the tables of this
+        load are placed.
+        """
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """Return the traffic of n plans: the traffic of this load, plus the traffic of the column-wise tables. The
-        array `units` (n, D) has the units of 4 columns that each device sends for the column-wise tables, for each
-        sample.
+        """Return the bytes that devices send in the exchanges of n plans: the bytes for the tables of this load, equal
+        in all plans, plus the bytes for the column-wise tables. The array `units` (n, D) has the units of 4 columns
+        that each device sends for the column-wise tables, for each sample.
         """
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.sent_bytes.any():
@@ -128,8 +131,8 @@ class FixedLoad:
         return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times of each device in n plans, (n, D) ms each: the time until the output dist starts, and the
-        time until the output dist ends.
+        """Return two times of each device in n plans, (n, D) ms each. The first time is the sum of compute time and
+        backward exchanges: the output dist starts after this time. The second time adds the output dist.
 
         Args:
             simulator: costs exchanges.
@@ -142,8 +145,8 @@ class FixedLoad:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return a mask of tables and devices, (T, D): True if the device already has a table of this load that the
-        constraints keep apart from the table.
+        """Return a mask (T, D) of T tables and D devices: True if the table may not be on the device, because a table
+        of this load on the device must be kept apart from the table.
         """
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
@@ -168,8 +171,8 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 
 
 def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
-    """Return the bytes of device memory that each of B sets of loads takes, (B,). A set has the loads (shards of
-    tables) of one device.
+    """Return the bytes of device memory that the shards on each of B devices take, (B,). The argument `sets` has one
+    set for each device, with the loads of the shards on this device.
     """
     total = np.zeros(len(sets), dtype=np.int64)
     np.add.at(total, sets.owners, task.memory.bytes_with_caches(sets))

@@ -116,9 +116,9 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error to raise if some items (tables, pinned shards, or tables kept together) fit on no device, even
-    if these items are split into the narrowest shards that the rules allow. The numbers of these items are `tight`
-    (n,). The error names the item with the largest of these shards.
+    """Return the error to raise if some items (tables, pinned shards, or tables kept together) are too large for every
+    device, even if they are split into the narrowest shards that the rules allow. The array `tight` (n,) has the
+    numbers of these items. The error names the item whose narrowest shard takes the most bytes.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])
@@ -150,8 +150,8 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return a remark for error messages: the counted bytes assume that every cache is as wide as the widest cached
-    table. Return an empty text if the counted bytes do not depend on this assumption.
+    """Return a remark to append to a number of bytes in an error message: the number assumes that every cache is as
+    wide as the widest cached table. Return an empty text if the number does not depend on this assumption.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""

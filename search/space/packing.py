@@ -25,8 +25,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return a value for `topology.memory_bytes`: with this value, the memory for shards on each device is at least
-    `factor` times the present memory for shards.
+    """Return how large `topology.memory_bytes` must be, so that each device has at least `factor` times as much memory
+    for the items as it has now.
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.
@@ -74,8 +74,8 @@ def packing_within(space: SearchSpace, memory_bytes: IntArray) -> IntArray | Non
 
 
 def _is_short(space: SearchSpace, memory_bytes: IntArray) -> bool:
-    """Return True if the whole items take more bytes than all of memory_bytes (D,) together; the shards of an item
-    never take fewer bytes than the whole item.
+    """Return True if the whole items take more bytes than the memory of all devices together, memory_bytes (D,). In
+    this case no packing exists, because shards of an item never take fewer bytes than the whole item.
     """
     return bool(sum(space.shards.size_bytes[space.shards.whole].tolist()) > sum(memory_bytes.tolist()))
 

@@ -114,9 +114,9 @@ class SearchSpace:
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return a plan that joins two groups of tables. The row-wise and data-parallel tables are placed as in the
-        fixed load. The column-wise tables are placed as in `widths` (I, D): the units of 4 columns of each item that
-        each device has.
+        """Return a plan for all tables of the task. The column-wise tables are placed as in `widths` (I, D): the width
+        of each item on each device, in units of 4 columns. The row-wise and data-parallel tables are placed as in the
+        fixed load.
         """
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
@@ -158,8 +158,8 @@ class SearchSpace:
         return widths
 
     def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
-        """Return the bytes of weights and optimizer state of each item, (I,), that devices receive if the widths change
-        from `before` to `after`.
+        """Return the bytes of weights and optimizer state that move to other devices, for each item, (I,), if the
+        widths change from `before` to `after`.
 
         Both widths are (I, D). Columns may be renumbered, so a device keeps the smaller of both widths of an item.
         """
@@ -168,8 +168,8 @@ class SearchSpace:
         return moved
 
     def device_loads(self, widths: IntArray) -> LoadSets:
-        """Return D sets of loads, one set for each device. A load is the work of a shard for the kernels of the device.
-        The shards are given by `widths` (I, D): the units of 4 columns of each item that each device has.
+        """Return the loads of D devices, as one set of loads for each device. A load is the work of a shard for the
+        kernels of a device. The array `widths` (I, D) has the width of each item on each device, in units of 4 columns.
         """
         device, item = widths.T.nonzero()
         sets = _shard_loads(self.task, self.items, item, widths[item, device])
@@ -177,8 +177,8 @@ class SearchSpace:
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Return three arrays, (I,) each: the width of the narrowest shards of each item in units of 4 columns, the bytes
-    of a shard of this width, and the free memory of the largest device that may have a shard of the item.
+    """Return three arrays about the narrowest shards into which the rules allow each item to be split, (I,) each: the
+    width in units of 4 columns, the bytes, and the free memory of the largest device that may have a shard of the item.
 
     Each item is split as finely as the rules allow; the widest of these shards counts. The memory is that of the
     largest device on which the rules allow the item.
@@ -190,16 +190,17 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Return the units of 4 columns that n loads send for each sample, (n,), rounded to the nearest multiples of
-    1/1024, but never to 0. A load is a shard of one table.
+    """Round the traffic of n loads, (n,), to multiples of 1/1024, but at least to 1/1024. The traffic is counted in
+    units of 4 columns that are sent for each sample. A load is a shard of one table.
     """
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return the loads of all shards in a shard table, except the empty shards. A load is the work of a shard for the
-    kernels of a device; a shard has several loads if it has several tables or is too wide for the kernels. Return two
-    values: the row of the shard table to which each of the n loads belongs, (n,), and the n loads.
+    """Return two values for all shards in a shard table, except the empty shards: the row of the shard table to which
+    each of n loads belongs, (n,), and the n loads.
+    A load is the work of a shard for the kernels of a device. A shard has several loads if it has several tables or is
+    too wide for the kernels.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -211,9 +212,10 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return the loads of n shards, as one set of loads for each shard. A load is the work of a shard for the kernels
-    of a device; a set has several loads if the shard has several tables or is too wide for the kernels. Each shard
-    belongs to the item `item` (n,), and is `units` (n,) units of 4 columns wide.
+    """Return the loads of n shards, as one set of loads for each shard. Shard k belongs to the item `item[k]`, and is
+    `units[k]` units of 4 columns wide.
+    A load is the work of a shard for the kernels of a device. A set has several loads if the shard has several tables
+    or is too wide for the kernels.
 
     A shard of tables that are kept together always has all columns of these tables.
     """

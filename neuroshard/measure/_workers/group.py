@@ -50,8 +50,9 @@ class Group:
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """Combine the outcomes that D processes have for the same sample into one outcome.
-    The outcome of each process has an array of times, (R, ...). The combined outcome has the array (R, ..., D).
+    """Combine the outcomes of D processes for the same sample into one outcome.
+    The outcome of one process has the times of R repeats, (R, ...). The combined outcome has the times of all
+    processes, (R, ..., D). If a process has an error, the combined outcome has this error.
     """
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -65,8 +66,8 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """Join the other measuring processes, and return the object (bench) with which this process measures.
-    The processes meet at the address `meet_at`, an init method of torch.distributed.
+    """Join the other measuring processes, and return the object (bench) that measures in this process.
+    The processes meet at the address `meet_at`, an init method of torch.distributed such as "env://".
 
     The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
     processes meet.
@@ -88,7 +89,9 @@ class Torchrun(Meter[Sample]):
     """
 
     def __init__(self, how: Joining[Sample]) -> None:
-        """Join the other processes of torchrun, which wait for rank 0 for up to 7 days."""
+        """Join the other processes of torchrun.
+        Processes other than rank 0 wait up to 7 days for rank 0, which may first measure kernel calls alone.
+        """
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         meet = (lambda store: store.wait([_LEADING], _IDLE)) if rank else (lambda store: store.set(_LEADING, ""))
         self._bench = join(how, rank, size, "env://", meet)
@@ -108,7 +111,7 @@ class Torchrun(Meter[Sample]):
         self._leave()
 
     def close(self) -> None:
-        """End the work of the follower processes, and leave the process group."""
+        """End the method `follow` in all other processes of torchrun, and leave the process group."""
         self._passed_on(None)
         self._leave()
 

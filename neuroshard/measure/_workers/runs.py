@@ -1,5 +1,6 @@
-"""Time a batch of samples by the timing protocol, in the measuring process.
-All samples of the batch are in memory together.
+"""Time a batch of samples (such as kernel calls or exchanges) in the order of a `TimingProtocol`.
+The protocol gives the number of warm-up runs and of timed runs. All samples of the batch are in memory together. This
+code runs in the measuring process.
 """
 
 import time

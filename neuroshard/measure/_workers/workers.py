@@ -302,7 +302,7 @@ def _impossible(stopped: _Stopped) -> Exception:
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep processes that are started in this context from importing the main module.
+    """Keep processes that are started inside the `with` block from importing the main module.
     Otherwise a user's script without a main guard would run again in every process.
     """
     main = sys.modules["__main__"]

@@ -69,8 +69,9 @@ def fused_run(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a kernel call of the fused kernel, forward and backward, on the sample's tables.
-    Of a row-wise table, only the rows on the sample's device are looked up and updated.
+    """Prepare a kernel call of FBGEMM's fused kernel on the sample's tables, and return the call ready to be timed.
+    The call runs the forward pass, and the backward pass with the optimizer update. Of a row-wise table, only the rows
+    on the sample's device are looked up and updated.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -97,7 +98,8 @@ def build_operator(
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
     """Return FBGEMM's fused operator for all tables of the sample.
-    On CPUs, the weights are in one of the buffers in `arenas`, which has a buffer for each number of bytes per element.
+    On CPUs, the operator's weights are in one of the buffers in `arenas`. The keys of `arenas` are the bytes per
+    weight: 4 for fp32 and 2 for fp16.
 
     Rows are fetched into a cache during the call, not before, so the time of the call includes the fetches.
     """
@@ -136,7 +138,8 @@ def build_operator(
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """Prepare a kernel call of the dense kernel, forward and backward, followed by an update of all rows of the tables.
+    """Prepare a kernel call on data-parallel tables, and return the call ready to be timed.
+    The call runs FBGEMM's dense kernel forward and backward, and then an optimizer update of all rows of the tables.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -216,7 +219,8 @@ class ComputeBench:
 
         def build(index: int) -> Run:
             """Prepare the sample with the number `index`, and return a function that times one run of the sample.
-            Statistics of the lookups in the sample's row blocks are stored, and become part of the sample's outcome.
+            The statistics of the lookups in the sample's row blocks are stored in `seen`, and later become part of the
+            outcome.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen

@@ -71,7 +71,9 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
 def inputs_of(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]], generator: torch.Generator
 ) -> Inputs:
-    """Return the inputs of one kernel call, given the drawn indices and lengths of each of the sample's n tables."""
+    """Return the inputs of one kernel call in FBGEMM's form: indices, offsets and a random gradient of the outputs.
+    `drawn` has the indices and lengths of each of the sample's n tables.
+    """
     lengths = torch.cat([lengths for _, lengths in drawn])
     indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
@@ -134,7 +136,9 @@ def host_run(
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
-        """Draw the inputs of one more batch, in which popular rows are looked up more often than other rows."""
+        """Draw the lookups of one more batch, and return the inputs of a kernel call with these lookups.
+        Popular rows are looked up more often than other rows.
+        """
         return inputs_of(sample, held(sample, [rows.batch(generator) for rows in popular]), generator)
 
     first = drawn()

@@ -111,10 +111,10 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table, with many hot rows at the beginning of the table, and return the row numbers,
-    (U,). `counts` (U,) has the number of lookups of each chosen row. Rows with more than one lookup are hot. A random
-    fraction `hot_first` of the hot rows get the lowest row numbers, with the hottest row first. All other rows are
-    anywhere behind.
+    """Draw different row numbers for U rows, (U,), such that many hot rows are at the beginning of the table.
+    A row is hot if it has more than one lookup; `counts` (U,) has the number of lookups of each row. A random fraction
+    `hot_first` of the hot rows gets the numbers 0, 1, ..., with the hottest row first. All other rows get random higher
+    numbers.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
@@ -127,10 +127,9 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table, and return the row numbers, (U,).
-    The table is divided into equal blocks of rows. `table.row_lookups` has the share of the lookups for each block, and
-    the rows are chosen such that each block gets this share. `counts` (U,) has the number of lookups of each chosen
-    row.
+    """Draw different row numbers for U rows, (U,), such that each block of the table gets its share of the lookups.
+    The blocks have about equal numbers of rows. `table.row_lookups` has the share of the lookups for each block, and
+    `counts` (U,) has the number of lookups of each row.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -151,10 +150,10 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Assign each of U rows to a block of rows, and return the index of the block for each row, (U,).
-    The rows are put in random order. The first block gets the first rows in this order, the second block gets the next
-    rows, and so on, such that each block gets about its share of all lookups. `shares` has these shares, and `counts`
-    (U,) has the number of lookups of each row.
+    """Assign each of U rows to a block of rows, such that each block gets about its share of all lookups.
+    Return the index of each row's block, (U,). The rows are put in random order; the first block gets the first rows in
+    this order, the second block gets the next rows, and so on. `shares` has the share of each block, and `counts` (U,)
+    has the number of lookups of each row.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -165,10 +164,10 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide for each of U rows whether the row fits into the block of rows to which it was assigned.
-    Return the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) has the index of
-    the block for each row, and `room` has the maximum number of rows in each block. If a block has too many rows, the
-    rows with the most lookups (`counts`) fit.
+    """Decide which of U rows fit into the blocks of rows to which they were assigned.
+    Return two arrays: the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) is
+    the index of each row's block, and `room` is the maximum number of rows in each block. If a block has too many rows,
+    the rows with the most lookups (`counts`) fit.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
@@ -217,8 +216,8 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the number of lookups for each feature and sample, (features x batch_size,).
-    Each number is the mean number of lookups, rounded down or up.
+    """Draw the lengths of a batch: the number of lookups of each feature in each sample, (features x batch_size,).
+    Each length is the mean length, rounded down or up, so that the lengths sum to the lookups of the batch.
     """
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)

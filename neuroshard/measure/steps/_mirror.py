@@ -1,4 +1,6 @@
-"""Mirrored ranks: one process takes the place of any rank in a group of any size, and does that rank's real work."""
+"""Mirrored ranks: one process runs any one rank of a process group of any size, and imitates exchanges with the other
+ranks.
+"""
 
 import os
 import pickle
@@ -31,8 +33,8 @@ Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class World:
-    """The state that all process groups in the process of a mirrored rank share.
-    A mirrored rank is the only real rank of a larger job; the process imitates the other ranks.
+    """The state of a process that runs one rank of a larger job and imitates all other ranks (a mirrored rank).
+    All process groups in the process share this state.
 
     Attributes:
         rank, size: this process's rank, and the number of ranks.
@@ -76,8 +78,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The list of devices for which this process group has a backend.
-        Some releases of TorchRec refuse groups without a device.
+        """The list of devices for which this process group has a backend: only the CPU, because some releases of
+        TorchRec refuse groups without a device.
         """
         return [torch.device("cpu")]
 
@@ -163,14 +165,18 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: object = None) -> Work:
-        """Receive in each output the sum of the tensors that all ranks have for this rank."""
+        """Imitate several reduce-scatters.
+        In each output, receive the sum, over all ranks, of the tensor that each rank has for this rank.
+        """
         with self._world.watch("reduce_scatter", [tensor for parts in given for tensor in parts], outputs):
             for output, parts in zip(outputs, given, strict=True):
                 torch.mul(parts[self._rank], self._size, out=output)
         return _done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Receive in `output` the sum of the rows that all ranks have for this rank."""
+        """Imitate a reduce-scatter: receive in `output` the sum, over all ranks, of the rows that each rank has for
+        this rank.
+        """
         with self._world.watch("reduce_scatter", [given], [output]):
             torch.mul(_chunk(given, (), self._rank, self._size).view_as(output), self._size, out=output)
         return _done(output)
@@ -232,7 +238,9 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
-    """Return the rows of `given` for the rank `rank`; if `splits` is empty, all ranks get equal numbers of rows."""
+    """Return the rows of `given` that go to the rank `rank`, out of `size` ranks.
+    `splits` has the number of rows for each rank; if `splits` is empty, all ranks get equal numbers of rows.
+    """
     chunks = torch.split(given, list(splits)) if splits else given.tensor_split(size)
     return chunks[rank]
 

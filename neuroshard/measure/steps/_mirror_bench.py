@@ -89,9 +89,9 @@ class _Live:
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """Train one untimed step, and then `steps` timed steps; return the mean local work of a timed step.
-        Local work is all work of this rank apart from exchanges. The work is divided into stretches. A stretch is the
-        work in one phase until another phase or an exchange begins.
+        """Train one untimed step and then `steps` timed steps, and return the mean times of the stretches of a timed
+        step. A stretch is work of this rank in one phase; the stretch ends when another phase or an exchange between
+        ranks begins. The exchanges themselves are not timed.
 
         As in training, no step waits for the device.
         """
@@ -119,9 +119,9 @@ class _Live:
 def _inputs_from_all_ranks(
     trained: Trained, world: World, shares: Sequence[Batch], device: Device
 ) -> list[torch.Tensor]:
-    """Return a list of tensors: the data that all ranks send to this rank in the input dist of a batch.
-    The list has a tensor for each exchange of the input dist (of splits, lengths and indices). `shares` has each rank's
-    share of the batch.
+    """Return the data that this rank receives from all ranks in the input dist of a batch.
+    The list has one tensor for each exchange of the input dist (of splits, lengths and indices). `shares` has the part
+    of the batch that each rank trains on.
 
     Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
     because pipelines send inputs on a separate stream.

@@ -29,10 +29,10 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """The local work of a rank in a step, divided into S stretches.
-    A stretch is uninterrupted work in one phase; the stretch ends when another phase or an exchange begins. `amounts`
-    (3, S) has three numbers for each stretch: the time in ms, the bytes that the rank sends in the exchange at the end
-    of the stretch, and the bytes that the rank receives in this exchange.
+    """The local work of one rank in a training step, as a sequence of S stretches.
+    A stretch is work in one phase; the stretch ends when another phase or an exchange begins. The three rows of
+    `amounts` (3, S) are the ms of each stretch, the bytes that the rank sends in the exchange at the end of the
+    stretch, and the bytes that the rank receives in this exchange.
     """
 
     stretches: tuple[Stretch, ...]
@@ -78,8 +78,8 @@ class PhaseClock:
 
     @contextmanager
     def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
-        """Leave an exchange out of the measured times.
-        Local work ends before the exchange, and begins again after the exchange.
+        """Leave an exchange between ranks out of the measured times; the context is entered during the exchange.
+        The clock stops at the beginning of the exchange, and continues after the exchange.
         """
         now = self._device.moment()
         self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))
@@ -96,8 +96,8 @@ class PhaseClock:
         return spent
 
     def walk(self, steps: int) -> Walk:
-        """Synchronize the device, and return the mean local work of a step.
-        `steps` is the number of steps since the restart.
+        """Return the mean local work of a training step (`Walk`), over the `steps` steps since `restart` was called.
+        The method waits until the device has finished all of this work.
 
         All steps must have the same stretches. Work after the last stretch is left out. If device and host work in
         parallel, the last value is the host's time to launch a step.
@@ -122,9 +122,7 @@ class PhaseClock:
 
 
 class Optimizers:
-    """The optimizers of a model.
-    Each optimizer has a phase of the step, to which the clock attributes the time of the optimizer.
-    """
+    """The optimizers of a model, each with the phase of the step to which the clock attributes the optimizer's time."""
 
     def __init__(self, clock: PhaseClock, by_phase: list[tuple[Phase, Optimizer]]) -> None:
         self._clock, self._by_phase = clock, by_phase

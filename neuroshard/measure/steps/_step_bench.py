@@ -67,8 +67,9 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, then several timed steps, and then a step in which only one rank at a time looks up.
-        All ranks begin the timed steps together. Return all measured times.
+        """Train a plan's model for one turn, and return the measured times.
+        A turn is one untimed step, then several timed steps, which all ranks begin together, and then a step in which
+        only one rank at a time looks up.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """
@@ -86,8 +87,8 @@ class StepBench:
         return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
     def _alone_ms(self, trained: "Trained") -> float:
-        """Train one step in which the ranks look up one after another, and return the ms of this rank's lookups.
-        During these lookups, no other rank computes.
+        """Return the ms that this rank's lookups take while no other rank computes.
+        The method trains one step in which the ranks look up one after another.
         """
         before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
@@ -101,7 +102,8 @@ class StepBench:
 
     def _let_pass(self, count: int) -> None:
         """Synchronize the device, and then wait at `count` barriers.
-        Each rank waits at a different number of barriers before its lookups, so the ranks look up one after another.
+        Before its lookups, each rank waits at as many barriers as its rank number, so the ranks look up one after
+        another.
         """
         self._device.synchronize()
         for _ in range(count):
@@ -174,7 +176,7 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Change the plan so that this rank's shards are on the local device `where`, and return the plan.
+    """Place this rank's shards on the local device `where` in the sharding plan, and return the plan.
     The index of `where` may differ from the rank: in mirrored steps, a single process runs any rank of a larger job.
 
     TorchRec refuses optimizer states on another device than the plan's.

@@ -23,9 +23,9 @@ _BATCHES = 4  # steps use these batches in turn
 
 
 class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
-    """A batch of features in the form that TorchRec's pipelines need.
-    Each key is the path of a collection of tables in the model; the value has the features that the collection looks
-    up.
+    """A batch of features, as a dict that TorchRec's pipelines can move to a device.
+    A key is the path of an embedding collection in the model, such as "pooled". The value is the KeyedJaggedTensor that
+    this collection looks up.
     """
 
     def to(self, device: torch.device, non_blocking: bool) -> "Batch":
@@ -55,8 +55,8 @@ def in_pipeline(plan: Plan, pipeline: str) -> Plan:
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """Return a mapping from table names to module paths.
-    A path leads to the module in `StandIn` that is the collection with the table.
+    """Return the path of the collection in `StandIn` that looks up each table, by name of the table.
+    The path is "pooled" for pooled tables, and "sequences.64", for example, for sequence tables with 64 columns.
 
     Pooled tables share one collection; sequence tables have one collection for each width.
     """
@@ -143,8 +143,9 @@ def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
 
 
 def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
-    """Join the features of all tables of one collection in one KeyedJaggedTensor.
-    `drawn` has a tuple for each table: the table, the indices of its lookups, and their lengths.
+    """Join the lookups in all tables of one collection into one KeyedJaggedTensor.
+    `drawn` has a tuple for each table: the table, the indices of the lookups in this table, and the lengths, which
+    count the lookups of each feature and sample.
     """
     tables, indices, lengths = zip(*drawn, strict=True)
     return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))

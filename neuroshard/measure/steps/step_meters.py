@@ -60,9 +60,9 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-    """Build the models of all plans, measure training steps with `meter`, and return the times as rows.
-    All models are in memory together. This is one measurement pass (each pass measures all plans once); all rows store
-    the pass number `number`.
+    """Build the models of all plans together in memory, measure their training steps with `meter`, and return the times
+    as rows. This is one measurement pass, in which each plan is measured once. `number` is the number of the pass,
+    which all rows store.
 
     The seed fixes the order of the plans and the lookups.
     """
@@ -82,10 +82,9 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the measured times of a plan as rows.
-    There is one row for each repeat of a step, one row for each phase, one row for lookups alone (only one rank looks
-    up at a time), and a last row for the cost of the plan. If the measurement failed, there is only one row, with the
-    error.
+    """Return the measured times of a plan as rows: the time of a step in each repeat, the mean time of each phase, the
+    mean time of lookups alone (only one rank looks up at a time), and at the end the cost of the plan. If the
+    measurement failed, there is only one row, with the error.
 
     The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
     times of phases are means over turns, too. The cost is the median over turns.
@@ -151,8 +150,8 @@ class RankJob:
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return a job for each rank to measure, in order of rank.
-    The job names the rank, and all plans whose steps are measured on this rank. All plans belong to one task.
+    """Return one `RankJob` for each rank that is measured, in order of rank.
+    A job lists all plans whose steps are measured on the rank of the job. All plans belong to one task.
     """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
@@ -222,8 +221,8 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return an outcome in which the times of a measured step are added up by phase, (R, P) ms for R repeats and P
-    phases. The given outcome has one time for each stretch of the step. A stretch is work in one phase, up to an
+    """Add up the times of a measured step by phase, and return the outcome with an array (R, P) in ms for R repeats and
+    P phases. The given outcome has one time for each stretch of the step. A stretch is work in one phase, up to an
     exchange or the next phase. If the host's time to launch a step was measured, this time is an additional last
     column.
     """
@@ -238,9 +237,8 @@ def by_phase(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
-    """The timeline of the local work in a plan's step, on R measured ranks.
-    Exchanges take no time on this timeline. The K - 1 exchanges of the step divide the local work of each rank into K
-    intervals.
+    """The local work of R measured ranks during one training step of a plan, divided into K intervals.
+    Local work is all work of a rank apart from exchanges. The K - 1 exchanges of the step separate the intervals.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -278,9 +276,9 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """Local work of the slowest ranks in each of P phases, (P,) ms, summed over the step.
-        Exchanges for which ranks wait divide the step into intervals. For each interval, the sum has only the work of
-        the rank with the most work in this interval. Different intervals may have different slowest ranks.
+        """The time of each of P phases in a step, (P,) ms, if in each interval only the slowest rank counts.
+        An interval is the time between two exchanges for which ranks wait. The slowest rank of an interval has the most
+        work in the interval; different intervals may have different slowest ranks.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
@@ -311,9 +309,9 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """The local work in each interval between two exchanges for which ranks wait, and before and after these
-        exchanges. The work in an interval is an array (R, k, P), in ms, for R ranks and P phases. Exchanges for which
-        ranks do not wait divide the interval into k parts.
+        """The local work of R ranks in P phases, divided into intervals at the exchanges for which ranks wait.
+        Each interval is an array (R, k, P) in ms: exchanges for which ranks do not wait divide the interval into k
+        parts.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

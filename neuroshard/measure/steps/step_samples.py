@@ -69,8 +69,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return warnings about tasks that count memory for another training pipeline than the pipeline of the measured
-        steps. There is one warning for each of these other pipelines, such as sparse_dist.
+        """Return warnings about tasks that count memory for one training pipeline while steps are measured with
+        another. There is one warning for each other pipeline (such as sparse_dist) in the tasks.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
@@ -87,8 +87,8 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The schedule for timing the steps of a plan, after the models of all plans are set up.
-        Each plan has one untimed warm-up, followed by timed rounds. The setting `turns` is the number of timed rounds.
+        """The schedule by which the steps of each plan are timed: one untimed warm-up, and then `turns` timed rounds.
+        The schedule begins after the models of all plans are built.
         """
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
@@ -109,8 +109,9 @@ class Stretch:
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
-    """Return the ranks of a plan to measure, in order.
-    If there are more than 8 ranks, these are only the ranks with the most or the least work or memory.
+    """Return the ranks of a plan on which mirrored steps are measured, in ascending order.
+    If the plan has at most 8 ranks, these are all ranks. Otherwise, these are only the ranks with the most or the least
+    work or memory.
 
     Of more than 8 ranks, up to 5 are measured: the ranks that look up the most bytes, write the most outputs, have the
     most shards, have the most bytes, or look up the fewest bytes. Of equal ranks, the first is measured.

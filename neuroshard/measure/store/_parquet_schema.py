@@ -86,13 +86,15 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times of one repeat (a timed run): () by default, for a single time."""
+        """The shape of the times that one timed run (repeat) of a sample gives: () for a single time.
+        Subclasses whose samples give several times per run have other shapes.
+        """
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """The timed repeats as arrays; None if the row has no times.
-        Raises UserError if the fields contradict each other.
+        """The timed runs of the sample, as arrays; None if the row has no times.
+        Raises UserError if `times_ms` and `at_s` do not fit together.
         """
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
@@ -132,8 +134,8 @@ class _ComputeRow(_Row):
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
         """Return the kernel call that this row stores.
-        The method calls `sized` to create each table of the call. The arguments of `sized` are the table's name, width
-        and number of features, and whether the table is pooled.
+        The function `sized` creates the tables of the call: its arguments are a table's name, number of columns and
+        number of features, and True if the table is pooled.
         """
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
@@ -214,7 +216,8 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Return the values of a Parquet column. All values are checked at once against the type and the range in `hint`.
+    """Return the values of a Parquet column, after checking the type and the range of all values at once.
+    `hint` is the type with the range, such as `Annotated[int, Meta(ge=0)]`.
 
     Lists are returned as slices of one sequence with the items of all lists, unless a list is missing.
 
@@ -267,8 +270,9 @@ class RowCodec(Generic[Sample]):
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Return the rows of a Parquet table, one for each measurement, after checking each column as a whole.
-        If a column is malformed, check row by row instead, to find the malformed row.
+        """Return the rows of a Parquet table as objects, one for each measurement, after checking all values.
+        Each column is checked as a whole, which is fast. If a column is malformed, the rows are checked one by one
+        instead, so that the error names the malformed row.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
@@ -308,8 +312,9 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Return a copy of an embedding table as a measured kernel call looked it up.
-        The table is called `name`; the copy has `dim` columns, `features` features, and pooled or sequence outputs.
+        """Return a copy of the embedding table called `name`, with the width, features and pooling that a measured
+        kernel call used. The copy has `dim` columns and `features` features; it is a sequence table if `pooled` is
+        False.
         """
         table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)

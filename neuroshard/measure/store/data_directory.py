@@ -57,7 +57,8 @@ class Manifest:
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
         """Return the manifest of a run that measures plans.
-        The run holds out samples for validation, not tables, because the tables of a plan are fixed.
+        The tables of a plan are fixed, so models are validated with samples that were left out of training, and not
+        with tables that were left out.
         """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 
@@ -99,7 +100,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that must be the same when the run is resumed."""
+        """The settings and the seed of the run. A killed run can be resumed only if both are the same."""
         return self.config | {"seed": self.seed}
 
 

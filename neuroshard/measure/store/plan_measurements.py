@@ -1,5 +1,7 @@
-"""Measurements of plans by kernels, training steps or mirrored steps.
-All three have the same type of row, and each pass over the plans is stored in a file.
+"""Stored measurements of plans: the times of the phases of each plan's step.
+The times are measured by kernel calls and exchanges, by training steps, or by mirrored steps; rows have the same type
+in all three cases. In one measurement pass, all plans of a task are measured once. Each pass is stored in a separate
+file.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,7 +65,7 @@ def error_of(rows: Sequence[PlanMeasurement]) -> str | None:
 
 
 def times_ms(rows: Sequence[PlanMeasurement], phase: str) -> list[float]:
-    """Return the times of a phase, in ms, in the order of the rows."""
+    """Return the times, in ms, of all rows with this phase (such as "lookups"), in the order of the rows."""
     return [row.ms for row in rows if row.phase == phase and row.ms is not None]
 
 
@@ -75,7 +77,7 @@ def by_plan(rows: Pass, plans: int) -> list[Pass]:
 
 
 def errors_of(passes: Sequence[Pass], plans: int) -> tuple[str | None, ...]:
-    """Return for each of K plans, (K,), the first error in any of the passes; None for a plan without errors."""
+    """Return the first error of each of K plans in any of the passes, (K,); None for a plan without errors."""
     every = tuple(row for rows in passes for row in rows)
     return tuple(map(error_of, by_plan(every, plans)))
 
@@ -101,8 +103,8 @@ def _read_pass(path: Path) -> Pass:
 def passes_in(
     run: Path, task: int, plans: Sequence[Plan], wrong: Callable[[Pass], str | None] = lambda _: None
 ) -> Parts[Pass]:
-    """Return the files of the passes over a task's plans in the directory of a run.
-    An example of a file is `measurements/task-0000/pass-0000.parquet`.
+    """Return the measurement passes over a task's plans that are stored in the directory `run`, with one file for each
+    pass. In a pass, all plans are measured once. An example of a file is `measurements/task-0000/pass-0000.parquet`.
 
     `wrong` checks a pass further: it returns the reason why the pass is not valid, or None if the pass is valid.
     """
@@ -123,6 +125,9 @@ def passes_in(
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:
-    """Return True if the rows name only devices of the plan, and have an error or exactly one cost."""
+    """Return True if the rows can be the measurements of this plan in one pass.
+    Every device in the rows must be a device of the plan. The rows must have an error, or exactly one row with the cost
+    of the plan.
+    """
     devices = {row.device for row in rows} - {None, *range(plan.task.topology.num_devices)}
     return not devices and (error_of(rows) is not None or len(times_ms(rows, COST)) == 1)

@@ -167,7 +167,9 @@ def runs_below(path: Path) -> Iterator[RunDirectory]:
 
 
 def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]) -> None:
-    """Write a file at the start of a run, unless a killed run already wrote the same file.
+    """Call `write` to write the file `path` at the start of a run.
+    Do nothing if the file exists and `is_same` returns True: then an earlier start of the run, which was killed later,
+    wrote the file.
 
     Raises:
         UserError: another file has that name.
@@ -214,7 +216,7 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one flat dictionary, with dotted names as keys."""
+    """Return nested settings as one flat dictionary, with dotted names as keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flattened: dict[str, Any] = {}
     for key, value in settings.items():
         flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -244,7 +246,7 @@ def _next_free(parent: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """The figures of a finished search, by which searches can be compared.
+    """Results of a finished search by which searches can be compared, such as the predicted costs and the search time.
 
     Attributes:
         tasks: digest of the searched tasks; costs can be compared if the digests are equal.

@@ -16,8 +16,9 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """Return the work (loads) of the tables that each kernel call in `samples` looks up. The result has one set of
-    loads for each kernel call.
+    """Return the loads of each kernel call in `samples`, with one set of loads for each call.
+    A load is the work that one table causes in the call: the rows, columns, lookups and reuse of the table, for
+    example.
 
     Row blocks have the lookups that were measured, or the expected lookups if the sample was not measured.
     """
@@ -59,8 +60,9 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """Return the bytes that each of D devices sends in n exchanges, as a `Traffic` (n, D, 1).
-    Every exchange is treated as an all-to-all.
+    """Return the bytes that each device sends in each exchange, as a `Traffic`.
+    `size_bytes` of the result is (n, D, 1), for n exchanges, D devices and one collective: every exchange is treated as
+    an all-to-all.
 
     All exchanges must have the same number of devices and the same hosts.
     """
@@ -88,9 +90,9 @@ def own_traffic(sample: CommSample) -> Traffic:
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Divide the measurement of an exchange into one measurement for each group of devices.
-    Devices exchange data only with devices of the same group. Each new measurement describes the exchange within one
-    group, as an all-to-all.
+    """Yield one measurement for each group of devices in a measured exchange.
+    Devices exchange data only with devices of the same group, such as the devices of one host. Each new measurement has
+    the bytes and times of one group, and describes the exchange within the group as an all-to-all.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.

@@ -159,7 +159,7 @@ class ComputeSample:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all weights of the sample on the device."""
+        """The bytes of the weights that the device stores for all tables of this kernel call."""
         return sum(table.size_bytes for table in self.held)
 
 
@@ -247,9 +247,9 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """The bytes that devices send, divided into groups of devices, as one tuple for each group.
-        All devices of a group must send equal bytes. There is one group with all devices, or one group for each host.
-        The list is empty if the collective allows unequal bytes.
+        """The groups of devices that must send equal bytes, as a tuple for each group with the bytes that each device
+        sends. A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables
+        has one group for each host. The list is empty if devices may send unequal bytes, as in an all-to-all.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
@@ -285,7 +285,7 @@ class LocalSample:
 
     @property
     def batch_size(self) -> int:
-        """The number of samples of a step, over all devices."""
+        """The global batch size of the step: the number of training examples on all devices together."""
         return self.plan.task.batch_size
 
 
@@ -350,16 +350,16 @@ class Measurement(Generic[Sample]):
 
     @property
     def typical_ms(self) -> FloatArray:
-        """The typical time of the sample over all R repeats, (...,) ms for repeats (R, ...).
-        The measurement must have repeats.
+        """The typical time of the sample in ms: the mean of the fastest half of the R repeats.
+        The result has the shape of `repeats.times_ms` without the first axis, R. The measurement must have repeats.
         """
         assert self.repeats is not None
         return typical_ms(self.repeats.times_ms)
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """A copy of the measurement with the times that the machine would have taken at typical speed.
-        These times are the measured times divided by `slowness`.
+        """A copy of the measurement with times that are corrected to the machine's typical speed.
+        The corrected times are the measured times divided by `slowness`.
         """
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

@@ -29,8 +29,8 @@ class Pair:
 
 
 def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
-    """Return the fitted slowness of the machine in each of S periods of a run, (S,).
-    The slowness is the ratio of times measured in the period to times in a typical period.
+    """Return how slow the machine was in each of S periods of a run, (S,), fitted to the times in `pairs`.
+    A slowness of 1.1, for example, means that times were 10% longer than in a typical period.
 
     The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
     1, the more the fewer such samples there are; without such samples it is 1 everywhere.
@@ -43,8 +43,8 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
     terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return the loss that the fit minimises, which is a sum of Huber losses, and the gradient of this loss, (S,).
-        `logs` (S,) has the logarithm of the slowness in each of S periods.
+        """Return the loss that the fit minimises (a sum of Huber losses), and the gradient (S,) of the loss with
+        respect to `logs`. `logs` (S,) has the logarithm of the machine's slowness in each of S periods.
         """
         left = terms @ logs - wanted
         return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
@@ -55,10 +55,10 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that computes the terms of the fit from the logarithms of the slowness in S
-    periods, (S,). The first P terms are differences: for each of P pairs, the logarithm in the later period minus the
-    logarithm in the earlier period. The last S terms are the logarithms themselves. Each term is divided by the
-    expected size of the term.
+    """Return the sparse matrix, (P + S, S), that computes the P + S terms of the fit.
+    The matrix is multiplied by the logarithms of the slowness in S periods, (S,). The first P terms are for P pairs of
+    periods: the logarithm in the later period minus the logarithm in the earlier period. The last S terms are the
+    logarithms themselves. Each term is divided by the expected size of the term.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
@@ -69,8 +69,8 @@ def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Return all measurements, chunk by chunk, with `slowness` set to the machine's estimated slowness in the chunk. A
-    chunk is a list of measurements from one period of a run. The estimate uses only the samples in `splits`.
+    """Estimate how slow the machine was during each chunk, and return all measurements with this `slowness`, chunk by
+    chunk. A chunk is a list of measurements from one period of a run. The estimate uses only the samples in `splits`.
 
     The slowness follows from the samples that were measured in several chunks.
     """
@@ -93,8 +93,9 @@ def with_slowness(
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """Return the minimum and maximum slowness of the measurements; None if the slowness is unknown.
-    The slowness is the measured time, divided by the time at the typical speed of the machine.
+    """Return the minimum and the maximum slowness of the machine during the measurements.
+    A slowness of 1.2 means that times were 20% longer than at the machine's typical speed. Measurements with a slowness
+    of 1, which stands for unknown, are left out; return None if no other measurements exist.
     """
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

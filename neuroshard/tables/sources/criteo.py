@@ -19,7 +19,7 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """Return the 26 tables of DLRM-DCNv2.
+    """Return the 26 embedding tables of MLPerf's recommendation model DLRM-DCNv2.
     The reuse histograms are estimated with a Zipf law, because no histograms are published.
 
     Args:

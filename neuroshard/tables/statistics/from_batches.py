@@ -82,7 +82,7 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Check the lookups of each table in a batch, and return the lookups by feature for each table, (T,).
+    """Check the lookups in a batch, and return a list of T dicts, one for each table, from a feature to its lookups.
     Each table has one feature, with the name of the table.
     """
     if not isinstance(batch, Mapping):
@@ -131,9 +131,9 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """Count the lookups in batches in which several features may look up rows of the same table.
-    Return tables with the counted statistics: pooling factors, reuse histograms and the shares of the lookups in equal
-    blocks of rows.
+    """Count the lookups in batches, and return tables with the counted statistics.
+    The statistics are pooling factors, reuse histograms and the shares of the lookups in equal blocks of rows. Several
+    features may look up rows of the same table, which is not possible in `tables_from_batches`.
 
     Args:
         shapes: the T tables.
@@ -187,9 +187,9 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """Cut batches into pieces that each belong to one global batch.
-    For each piece, yield (number of the global batch, batch, first, last). The piece has the samples `first` to
-    `last` - 1 of the batch.
+    """Cut batches at the limits of global batches, which have `size` samples, and yield the pieces in order.
+    A piece is a tuple (number of the global batch, batch, first, last): the samples `first` to `last` - 1 of the batch
+    belong to this global batch.
     """
     before = 0
     for place, batch in enumerate(batches):
@@ -241,8 +241,8 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return the maximum number of entries that the counters of all tables may keep together, so that the counters need
-    at most `max_bytes` bytes. An entry is a table row with a count, or a lookup that is not counted yet.
+    """Return the number of entries for which `max_bytes` bytes are enough, in the counters of all tables together.
+    An entry is a table row with a count, or a lookup that is not counted yet.
 
     Raises:
         UserError: `max_bytes` is too small for the number of tables.
@@ -262,9 +262,9 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[Message]:
-    """Yield a warning for each assumption that was made to compute the statistics from the counted lookups.
-    There are two possible assumptions. If the batches have too few samples, the tables are made for a smaller global
-    batch. If the batches have no lookups in a table, NeuroShard assumes one lookup in all samples together.
+    """Yield warnings about batches that have too few samples, or that have no lookups in a table.
+    With too few samples, the tables are made for a smaller global batch. For a table without lookups, NeuroShard
+    assumes one lookup in all samples together.
     """
     if batch_size < wanted:
         yield Message(
@@ -293,8 +293,8 @@ def table_from_trace(
     bytes_per_element: BytesPerElement = 4,
     row_blocks: RowBlocks = 0,
 ) -> Table:
-    """Return a table with statistics counted in a trace, which is one global batch of B samples.
-    `indices` (L,) are the lookups in the batch, and `offsets` (B + 1,) divide the lookups into samples.
+    """Return a table whose statistics are counted in a trace, that is, in the lookups of one global batch of B samples.
+    `indices` (L,) are the row indices of the L lookups, and `offsets` (B + 1,) divide the lookups into samples.
 
     The reuse histogram is the histogram of this batch, so the table's `reuse_batch_size` is B. With `row_blocks` from 2
     to 1,024, the table has `row_lookups` in this number of blocks, or in one block per row if it has fewer rows; with 0

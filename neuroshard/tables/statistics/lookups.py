@@ -30,7 +30,8 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Check the lookups of a feature in a table of `rows` rows, and return these lookups as a `Lookups` object.
+        """Check the lookups of one feature in a batch, and return a `Lookups` object with these lookups.
+        The lookups are indices of rows in a table of `rows` rows.
 
         Args:
             indices: (L,) indices of rows.

@@ -49,7 +49,9 @@ class RowCounts:
 
     @property
     def counts(self) -> IntArray:
-        """Number of lookups, (U,), of each row that a batch touched and that belongs to the counted share."""
+        """Number of lookups of each of U rows of the table, (U,).
+        The U rows are those rows of the counted share that have at least one lookup.
+        """
         self._count()
         return self._counts
 
@@ -111,8 +113,8 @@ class SharedRoom:
     """
 
     def __init__(self, tables: int, most_held: int, salt: int) -> None:
-        """Create empty counters for `tables` tables, which together keep at most `most_held` rows and lookups in
-        memory.
+        """Create an empty counter for each of `tables` tables.
+        Together, the counters keep at most `most_held` rows and lookups in memory.
 
         `most_held` must be at least `FEWEST_ROWS` for each table.
         """
@@ -121,9 +123,9 @@ class SharedRoom:
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
 
     def add(self, table: int, indices: IntArray) -> None:
-        """Add one lookup for each row index in `indices` (n,), in the table with the index `table`.
-        As long as the counters need more memory than the limit, the counter that needs the most memory is limited to
-        half as many rows.
+        """Count one lookup for each row index in `indices` (n,), in the table with the index `table`.
+        As long as all counters together need more memory than the limit, the counter that needs the most memory is
+        limited to half as many rows.
         """
         counts = self.tables[table]
         self._held -= counts.held

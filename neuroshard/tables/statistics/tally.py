@@ -37,8 +37,8 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """The numbers of lookups and rows from which the statistics of one table were computed.
-    They are the number of lookups of each feature that reads the table, and the number of rows in the reuse histogram.
+    """The amount of data from which the statistics of one table were computed.
+    The data are the lookups of each feature that reads the table, and the rows in the reuse histogram.
 
     Attributes:
         lookups: number of lookups of each feature that reads the table, in all global batches together.
@@ -56,7 +56,8 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts of the lookups in one table in some global batches; `+` adds the counts of further batches.
+    """Counts of the lookups in one table, over one or more global batches.
+    The sum `a + b` of two tallies has the counts of the global batches of both tallies.
 
     Attributes:
         features: number of lookups of each feature.
@@ -78,7 +79,10 @@ class Tally:
 
     @classmethod
     def of_batch(cls, features: Mapping[str, int], blocks: IntArray, rows: RowCounts) -> Self:
-        """Return the tally of one table's lookups in a whole global batch."""
+        """Return the tally of one table's lookups in one whole global batch.
+        `features` has the number of lookups of each feature, `blocks` (K,) has the number of lookups in each of K
+        blocks of rows, and `rows` has the number of lookups of each row.
+        """
         counts = rows.counts
         if not len(counts):
             return cls(features, blocks, 0, 0, 0.0, np.zeros(NUM_REUSE_BINS), np.zeros(NUM_REUSE_BINS))
@@ -98,7 +102,8 @@ class Tally:
         return sum(self.features.values())
 
     def table(self, shape: TableShape, samples: int, batch_size: int) -> Table:
-        """Return a `Table` with the size in `shape` and with the statistics that follow from this tally.
+        """Return a `Table` with the name and the size in `shape`, and with statistics that are computed from this
+        tally's counts.
 
         A table without lookups is given one lookup in all samples, and no `row_lookups`.
 
@@ -128,7 +133,7 @@ class BatchTally:
     """A counter of the lookups in all tables in one global batch; the batch can be added in pieces."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
-        """Create an empty counter for the global batch with this `number`.
+        """Create an empty counter for the lookups in the global batch with the index `number`.
 
         If memory for `most_held` rows and lookups is short, the lookups of a random share of rows are counted; the
         number makes this share different in each global batch.
@@ -140,8 +145,8 @@ class BatchTally:
         self.samples = 0
 
     def add(self, batch: Sequence[Features], first: int, last: int) -> None:
-        """Add the lookups of the samples `first` to `last` - 1 of a batch.
-        `batch` has the features of each table, (T,).
+        """Count the lookups of the samples `first` to `last` - 1 of a batch, in addition to the lookups counted so far.
+        `batch` has, for each of T tables, a dict from the name of a feature to the lookups of this feature.
         """
         self.samples += last - first
         for table, features in enumerate(batch):
