@@ -274,8 +274,9 @@ class _Series(Generic[Sample]):
         return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
     def _chunked(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Divide samples into chunks such that one function draws all samples of a chunk.
-        Return the chunks in the order of their first ids.
+        """Divide the samples with these ids into chunks, and return the chunks in the order of the chunks' first ids.
+        All samples of a chunk are drawn by the same function. `second_pass` is True if the chunks measure the samples a
+        second time.
         """
         of_variant = grouped(ids, self.variant).values()
         chunks = [tuple(chunk) for variant_ids in of_variant for chunk in in_batches(variant_ids, self.chunk_size)]

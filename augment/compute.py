@@ -108,8 +108,8 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError if a table is too large even at the minimum width, or if no table of a split can have one of
-        the sharding types.
+        """Raise UserError if a table is too large even at the minimum width, or if a sharding type suits no table of a
+        split. For example, all tables of the split may have too few rows for row_wise.
         """
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
@@ -159,8 +159,8 @@ class ComputeAugmentation:
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw a combination of tables from `group`, and return the kernel call of one device on these tables.
-        `layout` is a family of sharding types, such as row-wise. The family determines which rows of the tables the
-        device has, and for which samples the device looks up.
+        `layout` is a family of sharding types, such as row-wise. The family determines which rows of the tables are on
+        the device, and which samples of the batch the device looks up.
         """
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
@@ -204,8 +204,8 @@ class ComputeAugmentation:
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw one row block of each table, and return the kernel call on these row blocks.
-        Each table is divided into `sharers` equal row blocks. A random fraction of each table's frequently used rows,
-        which may be 0, gets the lowest row numbers.
+        Each table is divided into `sharers` equal row blocks. In some kernel calls, a random fraction of each table's
+        frequently used rows gets the lowest row numbers, so that the first row block gets more lookups.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -242,8 +242,8 @@ class ComputeAugmentation:
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
         """Return the tables of `group` that can be sharded by the rules of the family `layout`.
-        A data-parallel table must be small enough, and a row-wise table must have at least one row for each of `blocks`
-        row blocks.
+        A data-parallel table must take at most `max_copy_bytes` at the minimum width. A row-wise table must have enough
+        rows that none of `blocks` equal row blocks is empty.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -288,8 +288,8 @@ class ComputeAugmentation:
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
-        """Return the table at the largest allowed width at which one of `sharers` row blocks takes at most `room`
-        bytes; None if the table does not fit at any width.
+        """Return the table at the largest allowed width that fits, or None if no width fits.
+        A width fits if each of `sharers` equal row blocks of the table takes at most `room` bytes.
         """
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
         fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)

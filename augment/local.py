@@ -161,9 +161,10 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices over which a table is sharded: all devices of the task, or all devices of one host.
-        Return the device numbers. `layout` is the family of sharding types, such as row-wise, for the table.
-        The list is empty if the table must be placed column-wise: `layout` is column-wise or does not suit the table.
+        """Draw the devices over which a table is sharded, and return the device numbers.
+        These are all devices of the task, or all devices of one host. `layout` is the family of sharding types for the
+        table, such as row-wise. If `layout` is column-wise or does not suit the table, return an empty list: the table
+        must then be placed column-wise.
         """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:

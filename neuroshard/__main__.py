@@ -1,4 +1,4 @@
-"""Run the `neuroshard` command as `python -m neuroshard`. The processes of torchrun start in this way, too."""
+"""Run the `neuroshard` command as `python -m neuroshard`. torchrun can start its processes in this way."""
 
 from neuroshard.app.entry import main
 

@@ -77,7 +77,9 @@ class ComputeTable:
         return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
-        """Return the measurements as training examples: tensors with normalised features and scaled times."""
+        """Return the measurements as training examples: tensors with the normalised features of the tables, and the
+        measured times as multiples of `scale_ms`.
+        """
         counts = torch.from_numpy(self.counts)
         inputs = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
         return ComputeExamples(inputs, in_multiples(self.cost_ms[:, None], scale_ms))
@@ -99,9 +101,9 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measured times of exchanges in one direction as arrays. `direction` is FORWARD for measurements
-        with devices that start at different times (as in exchanges of embeddings), or BACKWARD for measurements with
-        devices that start together (as in exchanges of gradients).
+        """Return the measured times of exchanges in one direction as arrays. Every exchange was measured in two ways.
+        With `direction` FORWARD (exchanges of embeddings), the devices started at different times. With `direction`
+        BACKWARD (exchanges of gradients), all devices started together.
         """
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))

@@ -284,8 +284,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
     """Return the imbalance of each all-to-all, in one array for each number of devices. The imbalance is the most
     columns that any device sends, divided by the mean over the devices: 1 if all devices send the same number of
-    columns. The keys of the result are names such as "columns of the widest of 4 devices over their mean". Each array
-    begins with a 1.
+    columns. The keys of the result are names such as "columns of the widest of 4 devices over their mean". A 1 is added
+    at the front of each array, so that the training range includes balanced exchanges.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

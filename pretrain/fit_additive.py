@@ -71,8 +71,8 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted kernel times of B sets of tables, (B, 1). A kernel call looks up one set, and B is the
-        length of `count`. The times are multiples of a unit of time that is chosen before training.
+        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables. The times
+        are multiples of `scale_ms`, a unit of time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -226,7 +226,9 @@ class Additive(HiddenLayers, ComputeFitter):
         return network.model(features, normaliser, scale_ms)
 
     def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
-        """Return a network with the weights of `start`, or with random weights if `start` is None."""
+        """Return the network to train. If `start`, a fitted model, is given, the network gets the layer widths and the
+        weights of `start`. If `start` is None, the network gets the layer widths of this fitter and initial weights.
+        """
         if start is None:
             return AdditiveNetwork(features, normaliser, self.hidden, self.corrections, self.kernel_widths)
         widths = start.kernel_widths if isinstance(start, ByWidestCompute) else ()
@@ -253,7 +255,7 @@ class Ensemble(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """The maximum number of epochs, summed over all members."""
+        """The maximum number of training epochs, summed over all members of the ensemble."""
         return self.members * self.member.epochs
 
     @property

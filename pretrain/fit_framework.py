@@ -89,8 +89,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Compute the amounts of work of each rank, and join these amounts with the measured times of the rank. Return
-        a dictionary with a `_RankWork` for each part of the framework overhead, by name of the part.
+        """Return the training data of each part of the framework overhead, in a dictionary by name of the part. The
+        amounts of work of a rank are computed from the plan with `models`; the times of the rank were measured.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -203,8 +203,8 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit non-negative coefficients to measured times, and return the ms per unit of each kind of work, (F,). A linear
-    program minimises the sum of the relative errors.
+    """Fit the measured times of one part of the framework overhead, and return non-negative coefficients: the ms per
+    unit of each of F kinds of work, (F,). A linear program minimises the sum of the relative errors.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.

@@ -48,9 +48,9 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the shares, (G,), and the leads, (G, W), in the formula of `SetComm` for the transfer time:
-        segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). G counts the segments of the transfer that
-        a device can begin while it waits, and W counts the statistics in `waits`. No share and no lead is negative.
+        """Return two arrays of non-negative weights: the shares, (G,), and the leads, (G, W). `SetComm` predicts the
+        transfer time as segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). G is the number of
+        segments of a transfer that a device can begin during the wait; W is the number of statistics in `waits`.
 
         The shares add up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
         """
@@ -84,7 +84,8 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
         """Collect the features, waits and transfer times of the devices in all exchanges between two or more devices.
-        `signs` has one sign for each input feature of the model, so only the first len(`signs`) features are kept.
+        `signs` has one sign for each input feature of the model. If the model does not use the features of host links,
+        which come last, `signs` is shorter, and these features are left out.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -136,8 +137,8 @@ class SetCommunication(HiddenLayers, CommFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
-        """Fit a model to all devices of the training exchanges. If `start` is a model, fine-tune this model: the scales
-        of features and times, and the layer widths stay the same.
+        """Fit a model that predicts the exchange time of each device to the training samples of exchanges. If `start`
+        is a model, fine-tune this model: the scales of features and times, and the layer widths stay the same.
 
         In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
         unknown. The model then assumes that devices complete nothing while they wait.
@@ -159,7 +160,10 @@ class SetCommunication(HiddenLayers, CommFitter):
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 
     def _network(self, signs: tuple[int, ...], start: SetComm | None) -> SetNetwork:
-        """Return a network with the weights of `start`, or with random weights if `start` is None."""
+        """Return the network to train. If `start`, a fitted model, is given, the network gets the layer widths and the
+        weights of `start`. If `start` is None, the network gets the layer widths of this fitter and initial weights.
+        `signs` has one sign for each input feature (see `MonotoneNetwork`).
+        """
         if start is None:
             return SetNetwork(signs, self.hidden, self.parts)
         network = SetNetwork(signs, tuple(start.network.widths[1:-1]), len(start.share))

@@ -99,7 +99,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
-    """Return the one value that all samples have, such as the batch size.
+    """Check that all samples have the same value, such as the same batch size, and return this value.
 
     Args:
         values: the value of each sample.

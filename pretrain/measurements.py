@@ -107,9 +107,9 @@ class SplitMeasurements:
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Return the measurements with each exchange replaced by all-to-alls: one for each group of devices that
-        exchange data with each other. Training, validation and test samples are replaced, and `everything` is
-        unchanged.
+        """Return the measurements with each exchange divided into all-to-alls: one for each group of devices that
+        exchange data with each other, such as the devices of one host. Training, validation and test samples are
+        divided, and `everything` is unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -212,7 +212,7 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 @dataclass(frozen=True)
 class Measured:
     """All measurements to which cost models are fitted: of kernel calls, of exchanges by collective (if any were
-    measured), and of mirrored steps (`local`).
+    measured), and of mirrored steps (`local`), in which one process runs one rank of a larger job.
     """
 
     compute: dict[Call, SplitMeasurements]

@@ -24,8 +24,8 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted kernel times of B sets of tables, (B, 1). A kernel call looks up one set, and B is the
-        length of `count`. The times are multiples of a unit of time that is chosen before training.
+        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables. The times
+        are multiples of `scale_ms`, a unit of time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -39,8 +39,8 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Sum the rows of `values`, (N, K), by segment, and return one sum for each of B = `num_segments` segments, (B, K).
-    `segments`, (N,), has the index of the segment that each row belongs to.
+    """Sum the N rows of `values`, (N, K), by segment, and return the sums of the K columns for each of the
+    B = `num_segments` segments, (B, K). `segments`, (N,), has the index of the segment that each row belongs to.
 
     If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """

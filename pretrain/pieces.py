@@ -58,8 +58,8 @@ def by_part(models: CostModels) -> Pieces:
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Combine models of single parts of a step (such as one type of kernel call) into one `CostModels`. Exchange models
-    of a datasheet, `given`, replace the models in `pieces` of the same exchanges.
+    """Combine models of single parts of a step (such as one type of kernel call) into one `CostModels`. If `given` has
+    a datasheet's model of the exchanges in a direction, this model is used instead of the models in `pieces`.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.

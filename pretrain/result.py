@@ -31,7 +31,8 @@ _BY_CHANCE = 0.01  # probability below which a larger error of a few samples is 
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Return the errors of predicted times on measured samples; both arrays are (n,), or (n, D) for times of D devices.
+    """Compare predicted times with measured times, and return the mean squared error, the MAPE and Kendall's tau. Both
+    arrays have one time for each of n samples, (n,), or one time for each of D devices in each sample, (n, D).
 
     Every device of a sample has the same weight.
     """
@@ -65,7 +66,7 @@ class PretrainResult:
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
-        """Print the errors of each model, the parts of a step without a model, and the verdict."""
+        """Print the errors of the models, parts of a step without a model, and whether searches can use the models."""
         grid = Grid(title=f"Cost models in {self.path}, on unseen tables")
         grid.add_column("model")
         started = ("before",) if self.before else ()
@@ -144,8 +145,8 @@ class PretrainResult:
         return self.metrics[part].noise_p90 if part in self.metrics else 0.0
 
     def _errors(self, parts: list[str]) -> str:
-        """Return the parts of a step in `parts` as text, with their errors and, if known, the errors of the earlier
-        models.
+        """Return a text with the error (MAPE) of each part of a step in `parts`, such as "compute error 3.1%, before
+        4.2%". After "before" comes the error of the earlier models from which the new models were fitted, if known.
         """
         return ", ".join(
             f"{part} error {self.metrics[part].test.mape:.1%}"
@@ -188,7 +189,7 @@ class Predicted:
 
     @classmethod
     def alone(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Predicted":
-        """Return a `Predicted` for samples that use one device each, so that no device waits."""
+        """Return the predicted and measured times of samples that use one device each. All waiting times are 0."""
         count = len(measured_ms)
         return cls(predicted_ms, spread_ms, measured_ms, np.zeros(count), np.ones(count, dtype=np.int64))
 
@@ -205,9 +206,9 @@ class Predicted:
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Return True if the predictions of `other` are clearly better than the predictions of this object. They are
-        clearly better if the mean relative error of this object is more than 1.1 times as large, and if the difference
-        is larger than chance explains.
+        """Return True if the predictions of `other` are clearly better than the predictions of this object: the mean
+        relative error of this object is more than 1.1 times the mean relative error of `other`, and the difference is
+        larger than chance explains.
 
         A paired t-test decides about chance. The devices of one exchange have similar errors, so each sample counts
         once. A single sample cannot decide.

@@ -108,8 +108,8 @@ class Step:
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
         """Compute the parts of a step (such as the kernels and the output dist), and return the step.
-        `works` has a pair for each part: the position of the part in the step (`When`), and a function that computes
-        the part. The arrays of the parts have the shape `shape`, (..., D), for D devices.
+        Each element of `works` is a pair for one part: the position of the part in the step (`When`), and a function
+        that computes the part. `shape` is the shape of the parts' times, (..., D), for D devices.
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -121,7 +121,7 @@ class Step:
         return cls(tuple(parts[number] for number in range(len(works))))
 
     def __getitem__(self, plan: int) -> "Step":
-        """Return the step of one of the B plans: the plan with the index `plan`."""
+        """Return the timeline of a single plan out of the B plans; `plan` is the index of the plan."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
         pairs = zip(self.parts, margins, strict=True)
         return Step(tuple(part._replace(ms=part.ms[plan], margin=margin) for part, margin in pairs))
@@ -253,8 +253,8 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The shortest time in ms that a device waits for its host at the end of a step.
-        Every device waits at least this long.
+        """The time in ms that every device waits for its host at the end of a step.
+        This is the minimum over the devices: some devices may wait longer.
         """
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 

@@ -90,7 +90,7 @@ class Loads:
 
     @property
     def size_bytes(self) -> FloatArray:
-        """(n,) bytes of the weights of each load."""
+        """(n,) size in bytes of the table or shard that causes each load."""
         return self.rows * self.dim * self.bytes_per_element
 
     @property
@@ -141,8 +141,8 @@ class Loads:
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Return the loads of column shards of the same tables: the load at index i gets `dim[i]` columns.
-        `dim` (n,) has a width for each load; nothing else changes.
+        """Return a copy of the loads in which each table or shard has a new width, as for column shards of the tables.
+        `dim` (n,) has the number of columns for each of the n loads; nothing else changes.
         """
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
@@ -190,9 +190,9 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Divide each of the B sets of loads into G sets, one set for each kernel.
-        Return the B x G sets, and the type of kernel call of each of the G kernels. The G kernels are all kernels that
-        process at least one load.
+        """Group the loads of each of the B sets by the kernel that processes the load.
+        Return B x G smaller sets, one for each set and kernel, and the type of kernel call of each of the G kernels.
+        G counts the different kernels of all B sets together, so a smaller set may be empty.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
@@ -272,7 +272,7 @@ class Traffic:
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
         """Return the traffic of B plans, given the loads (work of tables and shards) on each device.
-        `given` has the bytes that each load causes its device to send. The traffic has the sums of these bytes.
+        The bytes that a device sends into a collective are the sum of the bytes in `given` over the device's loads.
 
         Args:
             device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
@@ -324,9 +324,9 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the exchanges of one collective, as a `Traffic` that has no other collectives.
-        Each exchange takes the place of a plan. If a plan has G groups of devices that exchange with each other, B
-        plans become B x G exchanges.
+        """Return a `Traffic` that has only the exchanges of one collective; the first axis counts exchanges, not plans.
+        If a plan has G groups of devices, and only devices of the same group exchange with each other, the result for B
+        plans has B x G exchanges.
 
         The bytes are stored as bytes of an all-to-all, so that a model for a single exchange need not know which
         collective the exchange uses.
@@ -352,8 +352,9 @@ class Traffic:
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Return the traffic of B plans whose devices send `dims` (B, D) output columns per sample into the all-to-all.
-        The bytes of the other collectives are the bytes of this traffic.
+        """Return a copy of this traffic in which the bytes of the all-to-all are replaced.
+        `dims` (B, D) has the output columns per sample that each of D devices sends into the all-to-all, for each of B
+        plans. The bytes of the other collectives stay the same.
 
         If this traffic is of one plan, its other collectives are repeated for all B plans.
         """
@@ -379,7 +380,9 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) output columns per sample of each device, computed from the bytes of the all-to-all."""
+        """(B, D) output columns per sample that each of D devices sends into the all-to-all, for each of B plans.
+        The columns are computed from the bytes of the all-to-all.
+        """
         pooled = self.sent_bytes(Collective.ALL_TO_ALL)
         return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
 

@@ -90,7 +90,8 @@ class ColumnWise(Layout):
 
 
 def place_column_wise(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
-    """Return column-wise placements; each (table index, dim, device) in `placed` puts `dim` columns on a device.
+    """Return the placements of column-wise tables, given the number of columns of each table on each device.
+    A tuple (table index, dim, device) in `placed` puts `dim` columns of the table on the device.
 
     Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
     may be. The devices get the columns of a table in ascending order: the first device gets the first columns.

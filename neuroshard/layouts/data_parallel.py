@@ -70,9 +70,8 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return all loads, (n,), after the data-parallel loads were reduced to the samples of one device.
-        Before, these loads have the samples of the whole batch. `which` (m,) has the positions of the data-parallel
-        loads.
+        """Return all loads, (n,), with the data-parallel loads reduced from the whole batch to one device's samples.
+        `which` (m,) has the positions of the data-parallel loads.
         """
         return _of_own_samples(loads, num_devices, which)
 

@@ -126,9 +126,9 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return all loads, (n,), after the loads of this family were reduced to the shards that the devices have.
-        A reduced load has only the rows, lookups and samples that its placement gives to the device. `which` (m,) has
-        the positions of this family's loads.
+        """Return all loads, (n,), after each load of this family was reduced to the work of one device.
+        For example, a row-wise load is reduced to the rows of one block, and a data-parallel load to the samples of one
+        device. `which` (m,) has the positions of this family's loads.
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
@@ -159,7 +159,7 @@ class Layout(ABC):
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal parts of a batch of which each device looks up one part.
+        """Return the number of equal parts into which a batch is divided; each device looks up one part.
         The result is 1 if every device looks up the whole batch.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
@@ -167,7 +167,7 @@ class Layout(ABC):
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Return the number of shards that limits such as `max_shards` count for a table on `devices` devices."""
+        """Return the number of shards of a table on `devices` devices, to compare with limits such as `max_shards`."""
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
@@ -189,8 +189,8 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that a TorchRec plan may state for these placements of a table.
-        With each of these types, TorchRec interprets the shards as they are placed.
+        """Return the sharding types that a TorchRec plan may name for a table with these placements.
+        With each of these types, TorchRec uses exactly these shards on these devices.
         """
         return {self.sharding_type(placements, topology)}
 

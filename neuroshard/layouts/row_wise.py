@@ -128,8 +128,8 @@ class RowWise(Layout):
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that a TorchRec plan may state for these blocks of rows.
-        If one host has all devices, these are row_wise, table_row_wise and grid_shard.
+        """Return the sharding types that a TorchRec plan may name for a table in these blocks of rows.
+        If all devices are on one host, these are row_wise, table_row_wise and grid_shard.
         """
         if topology.domain_size == topology.num_devices:
             return set(self.words)

@@ -21,7 +21,7 @@ SHARDING_TYPES = tuple(_FORM_OF)  # all names; the names of one layout follow ea
 
 
 def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Check the names of sharding types, and return the names in the same order.
+    """Check that every name is the name of a sharding type, and return the names as a tuple, in the same order.
 
     Raises:
         UserError: a name is unknown; the error names the most similar name.

@@ -61,9 +61,8 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the number of elements that each of the m devices of this group sends to every single device, a list
-        (m,).
-        The number is the same for all m receiving devices, which include the sending device.
+        """Return a list (m,): for each of the m devices of this group, the number of elements that the device sends to
+        one device. A device sends the same number of elements to each of the m devices, including the device itself.
 
         `size_bytes` (D,) has the bytes that each of all D devices sends in total. For an input dist, `size_bytes` has
         the bytes that each device receives, and the result has the number of elements that each device of this group
@@ -72,8 +71,9 @@ class Circle:
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return the number of elements that this device exchanges with every single device of the group.
-        `shares` (m,) is the list that `share` returns, with an entry for each of the m devices of the group.
+        """Return this device's entry in `shares`: the number of elements that this device sends to one device.
+        `shares` (m,) is the list that `share` returns, with an entry for each of the m devices of the group. For an
+        input dist, the entry is the number of elements that this device receives from one device.
         """
         return shares[self.ranks.index(self.rank)]
 
@@ -145,8 +145,9 @@ def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the functions of an input dist, which sends indices and lengths to the devices that have the rows.
-    The exchange first sends the numbers of elements, and then the elements. Forward and backward function are the same.
+    """Return an exchange that runs an input dist: indices and lengths go to the devices that have the rows.
+    The forward function and the backward function are the same. This function first sends the numbers of elements, and
+    then the elements.
     """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)

@@ -66,8 +66,8 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with the reuse histogram of the lookups in one of `shares` equal parts of a batch.
-    The reuse histogram of the given table is for the whole batch.
+    """Return the table with the reuse histogram for one of `shares` equal parts of a batch, not for the whole batch.
+    A reuse histogram has the shares of the looked-up rows that are looked up once, twice, 3 or 4 times, and so on.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))
@@ -75,7 +75,8 @@ def _of_share(table: Table, shares: int) -> Table:
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
     """Return the exchanges of a plan in the forward pass or in the backward pass, as samples to measure.
-    In each sample, all devices start at the same time. The result has the order of the forward pass in both cases.
+    In each sample, all devices start at the same time. The samples are always in the order of the forward pass, even if
+    `direction` is the backward pass.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """

@@ -159,7 +159,7 @@ class Hardware:
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        """Return the meter of rank 0 under torchrun.
+        """Return a meter (an object that measures samples) with which rank 0 measures in all processes of torchrun.
         Raise UserError if torchrun started another number of processes than `num_devices`.
         """
         started = int(os.environ["WORLD_SIZE"])

@@ -68,8 +68,9 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """Records of the kernel calls and of the exchanges that are measured to find the costs of plans.
-    By default, no measurements are written to disk.
+    """The sample numbers (`Numbers`) of the kernel calls and of the exchanges that are measured to find the costs of
+    plans.
+    Records from `of_run` also store the measurements in the directory of a run. By default, no measurements are stored.
     """
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
@@ -93,8 +94,8 @@ class PlanRecords:
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
     """Return a dict from each stored sample to the sample's number.
-    The keys are the samples without the lookups in row blocks, which are counted only during a measurement. So a sample
-    that is due to be measured is found in the dict if it was measured before.
+    The keys are the samples as they were before the measurement, without the lookups in row blocks that a measurement
+    counts. So a sample that is to be measured again is found in the dict.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
@@ -112,8 +113,9 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return a copy of the table under the first of the names `name`, `name (2)`, ... that no different table in
-    `there` has. If no table in `there` has this name, the copy is also added to `there`.
+    """Return a copy of the table under a name that no different table in `there` has.
+    The names `name`, `name (2)`, `name (3)`, ... are tried in this order. If no table in `there` has the chosen name,
+    the copy is also added to `there`.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
@@ -123,8 +125,9 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return a copy of the table with fixed values for width, number of features and pooling, so that a comparison of
-    two copies ignores these properties. Each measurement stores these properties separately.
+    """Return a copy of the table in which width, number of features and pooling have fixed values.
+    Two tables that differ only in these properties have equal copies, and are stored as one table. This is possible
+    because each measurement stores these properties separately.
     """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 

@@ -151,9 +151,10 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a weighted sum of segments, which are times in ms (`Outline`).
-        If a device waits for the straggler (the device that starts last), some of these segments are shorter, because
-        the device does a part of the transfer during the wait.
+        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
+        wait for the straggler (the device that is ready last).
+        The transfer time is a weighted sum of segments in ms. Waits can shorten all segments except the first, because
+        devices do a part of the transfer during the wait.
 
         From the segments, the times at many start delays are computed quickly. The result is exact, because this model
         itself adds up segments.
@@ -163,9 +164,10 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the segments (pieces of transfer time) of each of D devices in each of B exchanges, (B D, 1 + G) ms.
-        Devices wait for the straggler, the device that starts last. The first segment begins after this wait. A device
-        may complete a part of each of the G other segments during the wait.
+        """Predict the segments (pieces of transfer time) of each device, (B D, 1 + G) ms, for B exchanges between D
+        devices.
+        The first segment begins when the straggler, the device that is ready last, starts. A device that waits for the
+        straggler may do a part of each of the G other segments during the wait.
         """
         features = set_features(traffic)
         if self.sees_hosts:
@@ -337,10 +339,11 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a weighted sum of segments, which are times in ms (`Outline`).
-        The first segments are for the all-to-all. If there are other collectives, one last segment has the time of all
-        other collectives. If a device waits for the straggler (the device that starts last), segments of the all-to-all
-        can be shorter, but the last segment has the same length.
+        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
+        wait for the straggler (the device that is ready last).
+        The transfer time is a weighted sum of segments in ms. If devices wait, segments of the all-to-all can become
+        shorter. If the traffic has other collectives, one last segment has the time that these collectives add; waits
+        do not change this segment.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):

@@ -130,8 +130,8 @@ class ByWidestCompute(AdditiveCompute):
 
     @property
     def head(self) -> ReluHead:
-        """The head that computes the time of a kernel call: the time by the additive model, minus the savings of calls
-        without wide tables.
+        """The head that computes the time of a kernel call: the time that `AdditiveCompute` predicts, minus the time
+        that the call saves if all tables in the call are narrow.
         """
         return self._narrow.less_saved(super().head)
 
@@ -141,8 +141,8 @@ class ByWidestCompute(AdditiveCompute):
 
     def check(self) -> None:
         """Raise ValueError if the additive model, the width limits or `saved` are invalid.
-        The width limits must rise. For each limit, `saved` must have a share of at least 0 and below 1: the share of
-        the costs that a kernel call saves if no table in the call is wider than the limit.
+        The width limits must rise, such as 32, 64, 128 columns. `saved` must have one number for each limit, at least 0
+        and below 1: the share of the cost that a kernel call saves if no table in the call is wider than the limit.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
@@ -178,8 +178,8 @@ class ComputeEnsemble(Stored, SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head that computes the mean of the members' times: one head with the elements of all members' heads,
-        which have equal weights.
+        """The head that computes the mean of the times that the members predict.
+        The head joins the biases and weights of all members' heads, scaled such that each member counts equally.
         """
         heads = [member.head for member in self.members]
         share = 1 / len(heads)

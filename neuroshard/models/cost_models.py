@@ -163,9 +163,9 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return a copy of these cost models in which the given models replace some of the models.
-        Each given model should be a wrapper, which computes its predictions from the model that it replaces. For
-        example, `wrapped(compute=wrapper)` replaces the model of kernel times.
+        """Return a copy of these cost models in which the keyword arguments replace the fields of the same names.
+        For example, `wrapped(compute=wrapper)` replaces the model of kernel times. A new model should be a wrapper,
+        which computes predictions from the model that the wrapper replaces.
 
         The error margins and the provenance are kept, because a wrapper is expected not to change the accuracy of a
         model.
@@ -209,8 +209,8 @@ class CostModels:
 
     @property
     def num_devices(self) -> int | None:
-        """The number of devices for which the exchange models predict; None if they predict for any
-        number of devices.
+        """The number of devices for which exchange times can be predicted; None if exchange times can be predicted for
+        any number of devices.
         """
         return self.forward.num_devices
 
@@ -252,8 +252,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if the models cannot predict kernel calls of type `call`, and these calls look up sequence
-        tables or tables in host memory. Other types of calls are not checked. `what` names sequence tables in the error
+        """Raise UserError if `call` is a type of kernel call that the models cannot predict, with sequence tables or
+        with tables in host memory.
+        Calls of pooled tables in device memory are not checked. `what` describes the sequence tables in the error
         message.
         """
         if call in self.compute.calls:
@@ -314,9 +315,9 @@ class CostModels:
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return a copy of the models with changed settings in `choice`, for example `_chosen(dense_ms=8.0)`.
-        `choice` has the name and the settings with which the models were loaded. Models made in Python have no
-        `choice`, and are returned unchanged.
+        """Return a copy of the models in which `choice` has the given settings, for example `_chosen(dense_ms=8.0)`.
+        `choice` records the name and the settings with which the models were loaded; predictions do not depend on
+        `choice`. Models made in Python have no `choice`, and are returned unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
@@ -456,8 +457,10 @@ class CostModels:
         return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return a copy of the models in which the analytic exchange models predict times for the links in `choice`,
-        such as network=roce (a RoCE network). Return the unchanged models if `choice` has no links.
+        """Return a copy of the models with exchange times for the links in `choice`, such as network=roce (a RoCE
+        network).
+        Only analytic exchange models, which are computed from a datasheet, can predict times for other links. If
+        `choice` has no links, return the models unchanged.
 
         Raises:
             UserError: the models have no analytic exchange times, or the links do not exist on their GPU.

@@ -164,9 +164,9 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Compare predicted times with published times, and return one `Check` for each group of published times. A group
-    has times of kernel calls on the GPU of the datasheet, or times of one collective on one host, between the same
-    number of devices.
+    """Compare predicted times with published times, and return one `Check` for each group of published times.
+    Examples of groups are the backward kernel calls of tables in device memory on the datasheet's GPU, and the
+    all-to-alls between 8 devices of one host.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None

@@ -184,8 +184,9 @@ class BehindLink(SumModel):
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model for device memory, and
-        the ms of the link and the cache.
+        """Return a vector of H + 1 numbers for each of n shards (`loads`) in host memory, (n, H + 1).
+        The first H numbers are the vector that the model `base` has for the same shard in device memory. The last
+        number is the ms of the link to the host and of the cache.
         """
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each

@@ -184,10 +184,10 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the cost of a table in a kernel call as a share of the table's cost in a kernel call with wide tables,
-        (n,). `dim` (n,) has n widths of the widest table in the call, in columns.
-        The share is 1 if the widest table is wider than all limits. Each limit that the widest table does not exceed
-        makes the share smaller.
+        """Return the share of a table's cost that is left if no table in the kernel call is wider than `dim` columns,
+        (n,), for n values of `dim` (n,).
+        A share of 0.6, for example, means that the table costs 60% of what it costs in a kernel call with wide tables.
+        The share is 1 if `dim` is above all limits. Each limit that `dim` does not exceed makes the share smaller.
         """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
@@ -195,10 +195,10 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the cost of a table in a kernel call as a share of the table's cost in a kernel call with wide tables,
-        (n,). `dim` (n,) has n widths of the widest table in the call, in columns.
-        `left_of` returns shares that jump at each width limit. Here the shares are interpolated between the limits, and
-        rise to 1 at twice the largest limit.
+        """Return shares as `left_of` does, (n,), but without jumps at the width limits.
+        `dim` (n,) has the width of the widest table in each of n kernel calls, in columns. At a limit, the share is
+        equal to the share from `left_of`. Between two limits, the share is interpolated. The share rises to 1 at twice
+        the largest limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
@@ -316,10 +316,10 @@ class CommModel(ABC):
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
-        wait for the straggler (the last device to start).
-        By default the waits have no influence: the description has one segment, the transfer time if no device waits.
-        Subclasses may return segments that waits shorten.
+        """Return a description (`Outline`) of how waits change the transfer time of each device. A wait is the time
+        that a device waits for the straggler (the last device to start).
+        By default, waits change nothing: the description has one segment, the transfer time if no device waits. In
+        subclasses, waits may shorten the segments.
 
         From the segments, the times at many start delays are computed quickly.
         """
@@ -366,7 +366,8 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device of B plans, (B, D), including the time that devices wait.
+        """Predict the ms that this part of a step takes on each device, (B, D), for B plans on D devices.
+        The ms include the time that the device waits in this part.
 
         Args:
             times: kernel times, and counts of the work of the devices.
@@ -384,10 +385,9 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of a step in each of B plans, (B,), without the ms that each shard adds. All
-        devices of a plan have equal work.
-        The function that `of_shards` returns predicts the ms that each shard adds. The time of the part is the sum of
-        both.
+        """Predict the ms of this part of a step, without the ms that each shard adds, (B,), for B plans.
+        All devices of a plan are assumed to have equal work. The function that `of_shards` returns predicts the ms that
+        each shard adds. The time of the part is this result plus the ms of the shards on a device.
 
         By default 0.
 
@@ -412,10 +412,10 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Description of how the transfer time of each device depends on the time that devices wait for the straggler (the
-    last device to start), in B exchanges.
-    The transfer time is a weighted sum of P segments, which are amounts of ms. Waits shorten some segments, because a
-    part of the transfer is done during the wait.
+    """Description of how the transfer time of each device depends on waits, in B exchanges. A wait is the time that a
+    device waits for the straggler (the last device to start).
+    The transfer time of a device is a weighted sum of P segments, and a segment is a number of ms. Waits can shorten
+    segments, because a part of the transfer is done during the wait.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 

@@ -101,8 +101,8 @@ class KernelModels(Stored, SumModel):
     @property
     def arithmetic(self) -> frozenset[Call]:
         """The types of kernel calls whose times are computed from a datasheet, in whole or in part.
-        These are the types that have an analytic model, and types for tables in host memory that have no model. The
-        time of such calls in host memory is the time in device memory, plus the time of the link to the host
+        A type is included if its model is analytic. A type for tables in host memory is also included if it has no
+        model of its own. The time of this type is then the time in device memory, plus the time of the link to the host
         (`BehindLink`).
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
@@ -157,8 +157,9 @@ class KernelModels(Stored, SumModel):
         return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n pooled column-wise shards (`loads`), (n, H).
-        For shards in other types of kernel calls, use the models that `of_call` returns.
+        """Return a vector of H numbers for each of n pooled column-wise shards (`loads`), (n, H).
+        The vectors of all shards in a kernel call are added up, and `head` turns the sum into the time of the call. For
+        shards in other types of kernel calls, use the models that `of_call` returns.
         """
         return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
@@ -234,14 +235,15 @@ class StepTimes(SumModel):
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model for calls outside a step,
-        and the additional ms of the shard.
+        """Return a vector of H + 1 numbers for each of n shards (`loads`), (n, H + 1).
+        The first H numbers are the vector from the model for calls outside a training step. The last number is the
+        additional ms that the shard takes inside a step.
         """
         return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the time of each of B kernel calls inside a step, (B,) ms, including the additional ms
-        of the shards.
+        """Predict the time of each of B kernel calls inside a training step, (B,) ms.
+        The time is the time of the call outside a step, multiplied by `factor`, plus additional ms for each shard.
         """
         return self.factor * self.model.predict(sets) + sets.totals(_added_ms(self.adds, sets.loads))
 
@@ -284,11 +286,11 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1), from which `head` predicts the
-        total time of K kernels.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). The vectors of a device's
+        shards are added up, and `head` turns the sum into the total time of K kernels.
         A vector has a block of H_k elements for each kernel k, then a counter for each kernel, and a last element, 0.
-        For the kernel that looks up the shard, the block is the shard's vector from the model of this kernel, and the
-        counter is -1. The blocks and counters of all other kernels are 0.
+        The kernel that looks up the shard has the counter -1, and the block of this kernel is the shard's vector from
+        the kernel's model. The blocks and counters of all other kernels are 0.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

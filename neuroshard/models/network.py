@@ -186,8 +186,9 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms in which a collective transfers its bytes, at least 1 ns. The whole collective takes `taken_ms`.
-    The rest of `taken_ms` is the fixed time, `latency_ms`, and a loss, which is computed with the factor `between`.
+    """Return the ms in which a collective transfers its bytes, at least 1 ns, if the whole collective takes `taken_ms`.
+    The whole time is the sum of three times: the fixed time `latency_ms`, the transfer of the bytes, and a loss, which
+    is `between` * sqrt(fixed time * transfer time).
 
     This is the inverse of `_with_losses`. With L the latency and k the factor `between`, the result T solves
     L + T + k sqrt(L T) = taken_ms.

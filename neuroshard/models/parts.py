@@ -153,10 +153,9 @@ class InputExchange(PartModel):
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the input dist in each of B plans, (B,), without the ms that each shard adds. All devices
-        of a plan receive equal bytes.
-        The function that `of_shards` returns predicts the ms that each shard adds. The time of the input dist is the
-        sum of both.
+        """Predict the ms of the input dist, without the ms that each shard adds, (B,), for B plans.
+        All devices of a plan are assumed to receive equal bytes. The function that `of_shards` returns predicts the ms
+        that each shard adds. The time of the input dist is this result plus the ms of the shards on a device.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -222,9 +221,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return an array, (B,), that is True for each of B plans in which the ms of a part of the framework overhead can
-    differ between devices, because the ms depend on the work of each device. In all other plans, the ms are equal on
-    all devices. `part` is the name of the part.
+    """Return an array, (B,), that is True for each of B plans in which a part of the framework overhead depends on the
+    work of each device. If an element is False, the part takes equal ms on all devices. `part` is the name of the part.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -234,10 +232,11 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return F quantities for each of B plans, (B, F), that decide a part of the framework overhead and are equal on
-    all devices of a plan. Examples are the number of kernel calls and the number of exchanges.
-    `kernels` (B, K) has the number of kernels of each of K types, and `counts` (B, C) the mean amounts of work of the
-    devices.
+    """Return F quantities of each of B plans, (B, F), from which the ms of a part of the framework overhead are
+    computed.
+    Each quantity is the same for all devices of a plan: for example, the number of kernel calls or of exchanges.
+    `kernels` (B, K) has the number of kernels of each of K types. `counts` (B, C) has C amounts of work, each as the
+    mean over the devices.
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -255,10 +254,10 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Divide the ms of `part`, a part of the framework overhead, into three summands, and return the summands as three
-    arrays, (B,) each. There are B plans, and all devices of a plan have equal work.
-    The first summand depends on counts of the whole plan, such as kernel calls. The second summand depends on the mean
-    work of all devices, and the third on the work of the device itself.
+    """Divide the ms of `part`, a part of the framework overhead, into three summands, (B,) each, for B plans.
+    All devices of a plan are assumed to have equal work. The first summand depends on counts of the whole plan, such as
+    kernel calls. The second summand depends on the mean work of all devices, and the third on the work of the device
+    itself. Mean work and own work are equal here, but each has its own ms per unit.
     """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
@@ -296,10 +295,10 @@ class FrameworkPart(PartModel):
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of the framework overhead in each of B plans, (B,), without the ms that each
-        shard adds. All devices of a plan have equal work.
-        The function that `of_shards` returns predicts the ms that each shard adds. The time of the part is the sum of
-        both.
+        """Predict the ms of this part of the framework overhead, without the ms that each shard adds, (B,), for B
+        plans.
+        All devices of a plan are assumed to have equal work. The function that `of_shards` returns predicts the ms that
+        each shard adds. The time of the part is this result plus the ms of the shards on a device.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -360,8 +359,9 @@ class HostWait(PartModel):
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
         """Return the error margin of the time that each device waits for its host, (B, D) ms.
-        The error margin is the wait for the predicted host time plus the error margin of the host time, minus the wait
-        for the predicted host time alone. `margin` computes the error margin of the host time.
+        The host time is the time that the host takes to launch a step, and `margin` computes the error margin of the
+        host time. The returned margin is how much longer a device waits if the host time exceeds the prediction by the
+        error margin of the host time.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -378,8 +378,9 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step: the ms of each unit of work, such as a lookup, for several parts of
-    the step. There is also a factor: the kernel time in a step divided by the time of the same kernel alone.
+    """The framework overhead of TorchRec in a step, as the ms that each unit of work adds to a part of the step. A unit
+    of work is, for example, a lookup.
+    The attribute `factor` is the kernel time in a step, divided by the time of the same kernel alone.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.

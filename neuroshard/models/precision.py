@@ -35,10 +35,10 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a model (`Conversion`) of the time in which devices convert embeddings and gradients from fp32 to the data
-    types of the exchanges, and back. The model is in a tuple.
-    `each` has the data type of the forward exchange and of the backward exchange. The tuple is empty if nothing is
-    converted, or if the time is unknown.
+    """Return a tuple with a model (`Conversion`) of the time that devices take to convert embeddings and gradients.
+    Devices convert fp32 to the data type of an exchange before the exchange, and back to fp32 after the exchange.
+    `each` has two data types, for the forward and the backward exchange. Return an empty tuple if both data types are
+    fp32, or if the time of the conversions is unknown.
 
     With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
     conversion takes the measured time.
@@ -91,7 +91,9 @@ class Conversion(PartModel):
     ms_per_mb: float
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of all conversions on each device, (B, D)."""
+        """Predict the ms that each of D devices takes to convert embeddings and gradients from fp32 and back, (B, D),
+        for B plans.
+        """
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
@@ -102,10 +104,9 @@ class Conversion(PartModel):
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms in which a device converts received outputs back to fp32, in each of B plans, (B,), if all
-        devices of a plan have equal work.
-        The conversion of pooled outputs of row-wise tables is left out, because the function that `of_shards` returns
-        predicts this conversion.
+        """Predict the ms in which a device converts received outputs back to fp32, (B,), for B plans.
+        All devices of a plan are assumed to have equal work. Pooled outputs of row-wise tables are left out, because
+        the function that `of_shards` returns predicts the ms for these outputs.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -181,10 +181,11 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of published times in ms, after a correction, for S buffer sizes, (S,): in a dict by
-        collective and then by number of devices.
-        The correction divides a time by the share of the buffer that a device sends to other devices, such as 7/8 with
-        8 devices. Corrected times for different numbers of devices can be interpolated.
+        """The logarithms of the published ms, corrected so that times can be interpolated between two numbers of
+        devices.
+        The result is a dict by collective, and then by number of devices. Each value has the logarithms for S buffer
+        sizes, (S,). The correction divides a time by the share of the buffer that a device sends to other devices, such
+        as 7/8 with 8 devices.
         """
         return {
             collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}
@@ -203,8 +204,8 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the curve of a collective between `devices` devices, as (S,) logarithms of ms.
-        Interpolated curves are kept in memory.
+        """Return the logarithms of the ms that a collective takes between `devices` devices, (S,), for S buffer sizes.
+        If no times were published for this number of devices, the logarithms are interpolated. Results are cached.
         """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]

@@ -144,8 +144,9 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of a kernel call with a published time, `point`. The prediction is for the optimizer and the
-        memory tier of the published call; the attributes `optimizer` and `tier` of this model are ignored.
+        """Predict the ms of `point`, a kernel call whose measured time was published.
+        The prediction is for the optimizer and the memory tier of the published call; the attributes `optimizer` and
+        `tier` of this model are ignored.
         """
         model, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
@@ -248,8 +249,9 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call that also has wide tables,
-    divided by the time of equal work in a kernel call with only one table, which is pooled.
+    """Return a factor for each of n shards, (n,), with which the kernel time of the shard is corrected if the call also
+    has wide tables.
+    The times that `_lookups_ms` and `_rows_ms` predict, which are for pooled tables, are multiplied by this factor.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -261,8 +263,10 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call that has no wider shards,
-    divided by the time of equal work in a kernel call with only one table, which is pooled.
+    """Return a factor for each of n shards, (n,), with which the kernel time of the shard is corrected if no shard in
+    the call is wider.
+    The times that `_lookups_ms` and `_rows_ms` predict, which are for pooled tables, are multiplied by this factor.
+    The factor is 1 for pooled tables of 32, 64 or 128 columns, and above 1 for sequence tables.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -312,7 +316,9 @@ class RooflineComm(Stored, CommModel):
     collectives = IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms of all collectives in B exchanges, (B, D), equal for all devices."""
+        """Predict the total ms of all collectives in each of B exchanges, (B, D). The D devices all take the same ms,
+        and waits (`wait_ms`) do not change the ms.
+        """
         taken_ms = self._taken_ms(traffic.size_bytes, traffic.num_devices, traffic.host_size)
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
@@ -351,7 +357,8 @@ class RooflineComm(Stored, CommModel):
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
-        """Predict the ms of a collective, (B, 1), from the bytes that each device sends, (B, D).
+        """Predict the ms of a collective in each of B exchanges, (B, 1). `given` (B, D) has the bytes that each of D
+        devices sends.
 
         `fast_links` is the number of devices in a domain of fast links; None means `devices_per_host`.
         """

@@ -159,10 +159,10 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the parts of a step other than kernels and exchanges in each of B plans, (B,), if all
-        devices of a plan have equal work. For example, the result includes the fixed times of a step.
-        The ms that each shard adds to these parts are left out, because the kernel times of the models that
-        `compute_for` returns include these ms.
+        """Predict the ms of the parts of a step other than kernels and exchanges, (B,), for B plans.
+        All devices of a plan are assumed to have equal work. The result includes, for example, the fixed times of a
+        step, but not the ms that each shard adds to these parts. The models that `compute_for` returns count the ms of
+        the shards as kernel time.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -179,7 +179,8 @@ class Simulator:
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that devices wait for their hosts at the end of a step, (B,), if all devices have equal work.
+        """Predict the ms that devices wait for their hosts at the end of a step, (B,), for B plans.
+        All devices of a plan are assumed to have equal work.
 
         Args:
             task: the task, with the number of devices.
@@ -216,7 +217,8 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans from the traffic and from `compute_ms` (B, D), the kernel time of each device.
+        """Predict the timelines of a training step for B plans, and return the timelines as one `Step`.
+        The timelines are predicted from the traffic and from `compute_ms` (B, D), the kernel time of each of D devices.
 
         `times` has the time of each kernel call, from which other parts of the step are predicted, such as the
         framework overhead: the times of B plans, or of one plan that counts for all B plans.
@@ -371,9 +373,10 @@ class Simulator:
         )
 
     def _pipeline_warnings(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if predicted costs do not match the pipeline of the task. They do not match if they count
-        the input dist, but the pipeline runs it behind other work. They also do not match if they leave out the input
-        dist, but the pipeline does not run it behind other work.
+        """Return a warning if the predicted costs do not match the pipeline of the task. A pipeline can hide the input
+        dist, which then runs while devices do other work.
+        There are two cases: the costs count the input dist although the pipeline hides it, or the costs leave out the
+        input dist although the pipeline does not hide it.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
@@ -423,10 +426,11 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the quantities of a plan that are compared with the training ranges of the cost models, as pairs: the
-        name of a part of a step, and a dict of the quantities that decide the cost of this part.
-        The first pair is for all exchanges together. Each further pair is for one part, such as row-wise kernel calls
-        or reduce-scatters. Pooled column-wise kernel calls in device memory and all-to-alls have no pairs.
+        """Yield the quantities of a plan that are compared with the training ranges of the cost models.
+        The quantities are in pairs: the name of a part of a step, such as row-wise kernel calls or reduce-scatters, and
+        a dict of the quantities that decide the cost of this part. The first pair is for all exchanges together, with
+        the quantities "hosts" and "imbalance". Two parts have no pair: pooled column-wise kernel calls in device
+        memory, and all-to-alls.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size

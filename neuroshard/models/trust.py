@@ -359,8 +359,8 @@ class Origin:
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
         """Return a record of the cost models in `models`, a `CostModels`, and of the facts about these cost models,
         such as margins.
-        `kept` has the names of those main cost models ("compute", "forward", "backward") that were not replaced since
-        they were loaded or fitted.
+        There are three main cost models: "compute", "forward" and "backward". `kept` has the names of the main cost
+        models that were not replaced after they were loaded or fitted.
         """
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
@@ -372,10 +372,10 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced: a dict from
-        the name of a fact, such as "margins", to the new value.
-        A new value says nothing about the replaced cost models. If the forward model was replaced, for example, the new
-        margins do not contain the margin of the old forward model.
+        """Return new values for the facts in `models`, a `CostModels`, that became wrong because cost models were
+        replaced.
+        The result is a dict from the name of a fact, such as "margins", to the new value. If the forward model was
+        replaced, for example, the new margins do not contain the margin of the old forward model.
 
         Fields that were set to other values since this record was made are not in the dict.
         """

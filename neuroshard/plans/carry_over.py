@@ -39,7 +39,7 @@ class Carried:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in which all shards that stay keep their devices.
+        """The plan that consists of all shards that can stay, on their present devices.
         None if these shards do not cover all tables, or if the plan would break a memory limit or a constraint.
         """
         dims = Counter[int]()

@@ -86,8 +86,10 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of the tables in host memory for which hosts are chosen. A piece is a table, several tables that are kept
-    together on one device, a pinned shard, or the other columns of a table with pinned shards.
+    """Table columns in host memory for which hosts are chosen together.
+    A piece is one of the following: a table, several tables that are kept together on one device, a pinned shard, or
+    the columns of a table that are outside the table's pinned shards. A pinned shard is a shard that must be on one of
+    the devices that a constraint names.
 
     If a piece may be split, its columns can be on several hosts.
 

@@ -22,7 +22,8 @@ def is_kept(content: object) -> bool:
 
 
 def kept_content(content: object, where: str) -> dict[str, Any]:
-    """Check the content of a file with a kept plan, and return the file's fields except "format" and "digest".
+    """Check the content of a file in which a planner for a training job kept its plan, and return the file's fields.
+    The fields "format" and "digest" are left out.
 
     Errors name the file as `where`.
 
@@ -52,8 +53,8 @@ def read_kept(path: Path) -> dict[str, Any]:
 
 
 def file_of(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the content of a file for a kept plan.
-    These are the fields in `content`, and two more fields: the format and the digest of `content`.
+    """Return the content of a file in which a planner for a training job keeps its plan.
+    The file has all fields of `content`, and two more fields: "format", and "digest", the digest of `content`.
     """
     return {"format": _FORMAT, "digest": digest(content), **content}
 

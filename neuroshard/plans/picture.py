@@ -97,8 +97,8 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
     """Return a color for each part of a training step, in the order of `parts`.
-    Each period of the step, such as the backward exchange or the kernels, has a fixed color, which the first part of
-    the period gets. If several parts belong to the same period, the later parts get other colors.
+    Each position in the step (`When`), such as the backward exchange or the kernels, has a fixed color. The first part
+    at a position gets this color, and further parts at the same position get other colors.
     """
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)

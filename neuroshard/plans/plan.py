@@ -142,7 +142,9 @@ class Plan:
 
     @cached_property
     def by_table(self) -> tuple[tuple[Placement, ...], ...]:
-        """(T,) placements of each table, in the plan's order."""
+        """(T,) tuples of placements, one tuple for each table. Each tuple has the table's placements, in the order of
+        the plan.
+        """
         return by_table(self.placements, len(self.task.tables))
 
     @cached_property

@@ -17,8 +17,8 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Sum the entries in each of n consecutive groups of entries of `amounts` (N, ...), and return the sums, (n, ...).
-    For example, the amounts [1, 2, 3] with the counts [2, 1] have the sums [3, 3].
+    """Divide `amounts` (N, ...) into n consecutive groups, and return the sum of each group, (n, ...).
+    For example, the amounts [1, 2, 3] with the counts [2, 1] form the groups [1, 2] and [3], with the sums [3, 3].
 
     `counts` (n,) has the number of amounts in each group, at least 1; the counts sum to N.
     """
@@ -34,8 +34,9 @@ def evenly(amounts: FloatArray) -> FloatArray:
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Assign each of n items to an allowed place, with at most one item per place.
-    Return the index of each item's place, (n,), or None if no such assignment exists. The number of places is m.
+    """Assign each of n items to one of m places, with at most one item per place.
+    An item can be assigned only to the places that are allowed for the item. Return the index of each item's place,
+    (n,), or None if no such assignment exists.
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """

@@ -86,8 +86,8 @@ def _checked_fields(owner: Any) -> dict[str, Any]:
 
 @cache
 def _as_struct(target: Hashable) -> type[msgspec.Struct]:
-    """Return a msgspec class (`msgspec.Struct`) with those fields of `target` that have plain types, such as int.
-    The class is cached, so that the annotations of `target` are read only once.
+    """Return a `msgspec.Struct` class with which msgspec checks the fields of `target` that have plain types, like int.
+    The class has only these fields. It is cached, so that the annotations of `target` are read only once.
     """
     return msgspec.defstruct("Fields", _plain_hints(target))
 

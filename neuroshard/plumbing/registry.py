@@ -225,7 +225,8 @@ def _names_of(made: Any) -> list[str] | None:
 
 
 def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
-    """Raise UserError if the value of a setting is not of the type in the annotation of the parameter.
+    """Raise UserError if the value of a setting does not fit the type annotation of the setting.
+    The annotation is in the signature of `made`, the class or function that takes the settings.
 
     Classes that are decorated with `checked` check plain types themselves.
     """
@@ -242,9 +243,9 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return True if `value` can be the value of a setting with the annotation `hint`.
-    The result is False only if `value` is a plain value, such as a number or text, but `hint` allows only objects of
-    this package's classes (or None). A list passes if each value in the list passes.
+    """Return True if a config can give `value` to a setting with the annotation `hint`.
+    If `hint` allows only objects of this package's classes, `value` must be a group of settings (a dict), or None if
+    `hint` allows None. This function accepts any value for other annotations. Each value in a list must pass.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)

@@ -391,8 +391,8 @@ def readable_bytes(size_bytes: float) -> str:
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Return a size in bytes as text, such as "1.5 GiB", which is rounded up.
-    So a memory of the size in the text is large enough for the exact size.
+    """Return a size in bytes as text, rounded up, such as "1.5 GiB".
+    The text is for sizes of required memory: a memory of the size in the text has room for `size_bytes` bytes.
     """
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit

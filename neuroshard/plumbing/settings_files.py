@@ -59,8 +59,8 @@ def _object(target: str) -> Iterator[str]:
 
 def _command(target: str, path: Path) -> Iterator[str]:
     """Yield the YAML lines of the settings file of a command, such as `neuroshard export`.
-    The lines have Hydra's defaults, the settings of the command that are not config groups, and the entry `run`. This
-    entry names the class or function of the command, and passes the settings to this class or function.
+    Lines for Hydra come first, then the settings of the command except config groups, and then the entry `run`. This
+    entry names the class or function of the command, and passes on the settings in lines such as `plan: ${plan}`.
     """
     command = _config_of(path)
     config = yaml.safe_load(command.read_text(encoding="utf-8"))
@@ -109,7 +109,10 @@ def _located(target: str) -> Callable[..., Any]:
 
 
 def _defaults(made: Callable[..., Any]) -> dict[str, Any]:
-    """Return the default of each parameter, by name, in the order of the signature; "???" stands for no default."""
+    """Return a dict from the name of each parameter of a class or function to the default of the parameter.
+    The value is "???" if the parameter has no default. The dict has the order of the signature, and leaves out
+    parameters such as `**settings`, and parameters whose default is a function.
+    """
     factories = {field.name: field.default_factory for field in fields(made)} if is_dataclass(made) else {}
     defaults = dict[str, Any]()
     for name, parameter in inspect.signature(made).parameters.items():

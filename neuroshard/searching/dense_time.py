@@ -46,15 +46,17 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
-    """Return the costs in ms, (P, J), of P plans for each of J times of the dense network from 0 to 15 ms."""
+    """Return the predicted cost of each of P plans at each of J dense times, (P, J), in ms.
+    A dense time is the time of the dense network in a training step. The J dense times are 0, 1, ..., 15 ms.
+    """
     judges = [simulator.with_dense_ms(float(dense_ms)) for dense_ms in _JUDGED_MS]
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if another plan costs over 0.5% less than the chosen plan for some time of the dense network.
-    The plans are compared at J possible times of the dense network per training step. Return None if no other plan is
-    over 0.5% cheaper at any of these J times.
+    """Return a warning if another plan costs over 0.5% less than the chosen plan at one or more of J dense times.
+    A dense time is a possible time of the dense network in a training step. Return None if no other plan is over 0.5%
+    cheaper at any dense time.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

@@ -195,8 +195,9 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with further constraints on the tables in host memory, the most promising copy first.
-    The constraints of a copy assign the tables to hosts, reduce the device memory for the tables' caches, or do both.
+    """Yield copies of the task with further constraints, for new searches if a search has found no plan.
+    The constraints of a copy assign the tables in host memory to hosts, reduce the device memory for the caches of
+    these tables, or do both. The most promising copy comes first. Tables named in `in_rows` get no constraints.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:

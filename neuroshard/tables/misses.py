@@ -142,7 +142,8 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 @cache
 def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return three constant arrays with which `Popularity.of` estimates how often the rows of a table are looked up.
-    The arrays are the same for all tables, and are computed only once.
+    The arrays describe G lookup rates, and L power laws, from which `Popularity.of` chooses one for each table. The
+    arrays are the same for all tables, and are computed only once.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

@@ -57,7 +57,8 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """Estimate the reuse histogram of a table whose lookups are unknown; the lookups are assumed to follow a Zipf law.
+    """Estimate the reuse histogram of a table if no batch of lookups is known.
+    The histogram describes how often a batch looks up the same rows. The lookups are assumed to follow a Zipf law.
 
     Args:
         rows: number of rows of the table.
@@ -178,8 +179,9 @@ def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return how likely rows change the bin of a reuse histogram if lookups are removed at random.
-    Element [i, j] of the result, (17, 17), is the probability that a row of bin i is in bin j after the removal.
+    """Return the probabilities that rows move between the bins of a reuse histogram if lookups are removed at random.
+    A bin has the rows with similar numbers of lookups. Element [i, j] of the result, (17, 17), is the probability that
+    a row of bin i is in bin j after the removal.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.
@@ -258,8 +260,8 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Estimate an amount, such as a number of lookups, for each of m ranges of a table's rows, (m,).
-    The estimate is made from the amounts in K equal blocks of the table's rows.
+    """Estimate the number of lookups, or another amount, in each of m ranges of a table's rows, (m,).
+    The amounts in K equal blocks of the table's rows are known.
 
     `blocks` (K,) has the amounts in the blocks, and each range has `rows` (m,) rows, from row `first` (m,) on. Within a
     block the amount is assumed to be spread evenly.

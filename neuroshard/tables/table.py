@@ -102,7 +102,7 @@ class Table:
 
     @property
     def output_columns(self) -> float:
-        """Mean number of output columns per sample: dim x outputs."""
+        """Mean number of columns of all output embeddings of a sample together: dim x outputs."""
         return self.dim * self.outputs
 
     def with_dim(self, dim: int) -> "Table":

@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # names that TensorFlow ac
 
 @dataclass(frozen=True)
 class _Static:
-    """A `sok.Variable`, which has all rows in GPU memory.
+    """A table of a plan as a `sok.Variable`, that is, as a SOK variable with all rows in GPU memory.
 
     Attributes:
         table: name of the table in the plan.

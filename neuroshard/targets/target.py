@@ -215,8 +215,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the training framework, such as "torchrec", whose overhead is part of plan costs by default.
-        Return None if, by default, plan costs include no framework's overhead.
+        """Return the name of the training framework whose overhead is included in plan costs by default.
+        The name is "torchrec" for the target TorchRec. Return None if plan costs include no overhead by default.
 
         This is the default of the setting `framework` for plans for this target.
 
@@ -281,9 +281,9 @@ class Target:
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return the task with memory for tables in host memory counted as the target's embedding library needs it.
-        The library is FBGEMM or HKV. The task is returned unchanged if the task has no host memory, or if the target
-        works with any library.
+        """Return a copy of the task in which tables in host memory take as much memory as in the target's library.
+        FBGEMM and HKV, the two libraries for such tables, need different amounts of memory. The task is returned
+        unchanged if the task has no host memory, or if the target works with any library.
         """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task

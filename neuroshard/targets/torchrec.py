@@ -57,9 +57,9 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning if TorchRec needs the pod size to train with the plan, because the plan file lacks the pod size.
-    The pod size is the number of hosts per pod. TorchRec needs the pod size if a pod has several hosts, and a row-wise
-    table is not on all devices. Return an empty tuple if TorchRec does not need the pod size.
+    """Return a warning if the user must set the pod size (the number of hosts per pod) to train with the plan.
+    TorchRec needs the pod size if a pod has several hosts, and a row-wise table is not on all devices. A plan file does
+    not contain the pod size. Return an empty tuple if TorchRec does not need the pod size.
     """
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size

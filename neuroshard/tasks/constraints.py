@@ -95,7 +95,7 @@ class TableRule:
 
     @classmethod
     def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
-        """Return a rule by which the table called `table` has the tier and the cache load factor in `assignment`."""
+        """Return a rule that allows the table called `table` only the tier and cache load factor in `assignment`."""
         return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
@@ -216,8 +216,9 @@ class TableLimits:
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Return the minimum and maximum number of shards if the table has a sharding type of the family `layout`.
-        The family is column-wise, row-wise or data-parallel. Shards of the row-wise family are blocks of rows.
+        """Return the minimum and maximum number of shards that the limits allow for the table.
+        `layout` is the family of the table's sharding type: column-wise, row-wise or data-parallel. For the row-wise
+        family, the numbers count blocks of rows.
 
         The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
@@ -450,8 +451,9 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns in a shard if a table has at least `min_shards` shards.
-    With `equal`, all shards of the table have the same width. Minimums that rules set with `min_dim` are ignored.
+    """Return the number of columns of the narrowest shard that a table can have.
+    If `equal` is True, all shards of the table must have the same width, and the table has at least `min_shards`
+    shards. Limits that rules set with `min_dim` are ignored.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number

@@ -160,9 +160,9 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that n shards need, including their rows in caches, (n,).
-        `sets` has the shards of each device. Several cached tables on a device can share one cache. Then every row of
-        this cache is as wide as the widest of these tables, and the bytes of each shard are computed with this width.
+        """Return the bytes of device memory that n shards need, including the rows in the caches of the shards, (n,).
+        `sets` has the shards of each device. Cached tables on a device can share one cache, in which every row is as
+        wide as the widest of these tables. The bytes of a cached shard are computed with this width.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -180,8 +180,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the number of columns of a row in the cache of each of n shards, (n,).
-        For a shard without a cache, the result has the shard's number of columns. `sets` has the shards of each device.
+        """Return the width of the cache rows of each of n shards, in columns, (n,).
+        For a shard without a cache, the result is the width of the shard. `sets` has the shards of each device.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -248,8 +248,8 @@ class MemoryUse:
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
         """Return the bytes of device memory that n shards (`loads`) need if the weights are in host memory, (n,).
-        The bytes of a shard are for a cache of some rows, for the lists of the cache or the slots of a hash table, and
-        for optimizer state with one value for each row.
+        The bytes are the sum of three parts: rows in a cache, the bookkeeping for the rows (lists of FBGEMM's cache, or
+        the slots of a hash table), and optimizer state with one value for each row.
 
         The rows of the caches have `widths` (n,) columns.
         """

@@ -137,9 +137,9 @@ class Task:
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """The bytes of memory that each device has for shards, (D,).
-        These bytes do not include the reserved memory, or the memory for the inputs, embeddings and gradients of the
-        device's own share of the samples in a batch.
+        """The bytes of memory that each of D devices has for shards, (D,).
+        Reserved memory is subtracted. The memory for the samples that a device has of each batch is subtracted as well:
+        the inputs, embeddings and gradients of these samples.
         """
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
@@ -185,8 +185,8 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the name of the first difference that makes the costs of plans of two tasks incomparable, such as
-        "batch size".
+        """Return the first difference between two tasks that makes the costs of plans of these tasks incomparable.
+        The result is "number of devices", "batch size" or "tables".
 
         None if there is no such difference. Constraints and memory may differ.
         """
@@ -271,7 +271,10 @@ class _Checks:
     num_devices: int
 
     def groups(self) -> None:
-        """Raise UserError if a group of `together` or `apart` is impossible, or if it contradicts another group."""
+        """Raise UserError if a group of tables in the constraints is impossible, or if it contradicts another group.
+        The tables of a group in `together` must be on the same devices. The tables of a group in `apart` must not share
+        a device.
+        """
         seen: set[str] = set()
         for group in self.constraints.together:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
@@ -383,8 +386,9 @@ class _Checks:
                 )
 
     def places(self) -> None:
-        """Raise UserError if shards must be on different devices, but the constraints allow too few devices for them.
-        This check is for all shards of a table with pinned shards, and for all shards of tables in a group of `apart`.
+        """Raise UserError if the constraints allow too few devices for shards that must be on different devices.
+        Two cases are checked: all shards of a table with pinned shards, and all shards of the tables in a group of
+        `apart`.
         """
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
@@ -407,9 +411,9 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return the allowed devices of each shard of a table, as a list with one set of devices for each shard.
-        The first sets are for the pinned shards. The sets after that are for unpinned shards: as few as are needed to
-        cover all columns and to reach the minimum number of shards.
+        """Return a list with one set of devices for each shard of a table: the devices that the shard may be on.
+        The sets for pinned shards come first. If the pinned shards do not cover all columns, or are fewer than the
+        table's minimum number of shards, sets for the fewest possible further shards follow.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

@@ -138,16 +138,18 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check a search with a compute model that predicts the cost of a set of tables without a sum over the tables.
-        Two searches must return equal plans that keep the memory limits and constraints, or raise an error.
+        """Check searches with a compute model that is not a sum over tables.
+        For each task, two searches must return equal plans or raise an error. The plans must keep memory limits and
+        constraints.
         """
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Check a search with cost models that support all sharding types.
-        In two calls, the search must return equal plans that keep memory limits and constraints, or raise an error.
+        """Check searches with cost models that support all sharding types.
+        For each task, two searches must return equal plans or raise an error. The plans must keep memory limits and
+        constraints.
         """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
@@ -284,7 +286,9 @@ def _check_kept(plan: Plan, task: Task) -> None:
 
 
 def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-    """Return the predicted exchange time, (B, D) ms, of devices with `dims` columns and start delays `start_ms`.
+    """Return the predicted exchange times of D devices in B exchanges, (B, D) ms.
+    In each exchange, `dims` has the number of columns of each device, and `start_ms` has the start delay of each
+    device.
 
     `dims` and `start_ms` are (B, D).
     """
@@ -330,8 +334,9 @@ class CommModelConformance:
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
     def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
-        """Check exchanges in which all devices have equal bytes, for devices on one host and on two hosts.
-        The method for such exchanges (`even_ms`) must predict the same time as the method for any exchange (`predict`).
+        """Check that both methods for predicting an exchange agree if all devices send equal bytes.
+        The method `even_ms` predicts only exchanges with equal bytes, and the method `predict` predicts any exchange.
+        The check is made for devices on one host and for devices on two hosts.
         """
         model, known = self.make(), [member for member in Collective if member in self.make().collectives]
         given = np.zeros((16, len(Collective)))
@@ -358,9 +363,9 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that no predicted cost falls if a table is replaced by `change(table)`, which causes no less work.
-        The check compares three costs before and after: the cost of a set in which all tables are replaced, the cost of
-        one table alone, and the cost of the set in which only this table is replaced.
+        """Check that no predicted cost falls if tables are replaced by `change(table)`, which causes no less work.
+        Three replacements are checked: all tables of a set, a single table that has a device to itself, and the same
+        single table among the unchanged tables of the set.
         """
         model = self.make()
         for tables, alone, batch_size in self._pairs():
@@ -415,7 +420,9 @@ class PhysicalCommConformance(CommModelConformance):
     """
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
-        """Yield random cases: (columns of each device (B, 4), start delays (B, 4) in ms, batch size, random generator).
+        """Yield random cases, each with B exchanges between 4 devices.
+        A case is a tuple: the columns of each device, (B, 4), the start delays, (B, 4) in ms, the batch size, and a
+        random generator.
 
         In half of the exchanges the devices start close together, as in plans of a search.
         """
@@ -437,7 +444,9 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """Check that costs do not jump: tiny changes of the start delays (below 1e-12 ms) must not change the costs."""
+        """Check that tiny changes of the start delays (below 1e-12 ms) do not change the predicted exchange times.
+        The start delay of a device is the time at which the device starts the exchange, in ms.
+        """
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             nudge = 1e-12 * rng.uniform(size=starts.shape)

@@ -121,8 +121,8 @@ class _DenseTable:
     @property
     def gradient(self) -> Tensor | None:
         """The gradient of the weights, (rows, dim), as a fused kernel would get it; None if there is no gradient.
-        If TorchRec's gradient division is off, fused kernels get the sum of the gradients over all ranks, but
-        data-parallel weights have the mean. In this case, the mean is multiplied by the number of ranks.
+        The gradient of data-parallel weights is a mean over ranks. If TorchRec's gradient division is off, fused
+        kernels get the sum over ranks instead. In this case, the mean is multiplied by the number of ranks.
         """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():

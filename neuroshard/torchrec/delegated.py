@@ -222,9 +222,10 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return a copy of the parameter in which fields of the constraints are replaced by the values in `limits`.
-    For example, sharding_types=["row_wise"] in `limits` allows only row-wise sharding. Raise UserError if the user's
-    constraints list values for a field, but none of the values in `limits`; `why` and `or_else` explain the error.
+    """Return a copy of the parameter whose constraints allow only the values in `limits`.
+    Each keyword of `limits` is a field of the constraints. For example, sharding_types=["row_wise"] allows only
+    row-wise sharding. Raise UserError if the user's constraints already list values for a field, and none of these
+    values is in `limits`. The texts `why` and `or_else` become parts of the error.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -356,9 +357,8 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the total bytes of certain tensors in the modules of the given parameters.
-    These are tensors that belong to no table and are not trained, such as the tensor of ids in a module for managed
-    collision.
+    """Return the total bytes of untrained tensors that belong to no table, in the modules of the given parameters.
+    An example is the tensor of ids in a module for managed collision.
 
     TorchRec shards these tensors row-wise.
     """

@@ -209,9 +209,9 @@ class Finder:
         return plan
 
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
-        """Return a warning if moving more tables would make the predicted time of a step at least 1% shorter.
-        `plan` is the plan of this job, which was made from `kept`, the saved plan of an earlier job. The result is None
-        if moving more tables between devices would gain less.
+        """Return a warning if moving tables of `plan` between devices would make a step at least 1% shorter; else None.
+        The times of a step are predictions. `plan` is the plan of this job, which was made from `kept`, the saved plan
+        of an earlier job.
         """
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))

@@ -109,8 +109,9 @@ class Groups:
 
     @property
     def topology(self) -> TorchRecTopology:
-        """The topology of one group.
-        The memory of each device is the minimum over all groups, because the same shards must fit in every group.
+        """The topology of one sharding group, which is a set of ranks that together have all tables.
+        Every group has the same shards on its device number i. Therefore, the memory of device i in this topology is
+        the smallest memory that device number i has in any group.
         """
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job

@@ -66,7 +66,7 @@ def digests(inputs: Mapping[str, object]) -> dict[str, str]:
 
 def _described(value: Any) -> Any:
     """Return a JSON-ready description of a value.
-    Equal settings have equal descriptions in all processes, so that digests can be compared.
+    The same value has the same description in every process, so that jobs can compare digests of the description.
 
     Objects of unknown types are described by their class.
     """
@@ -83,9 +83,9 @@ def _described(value: Any) -> Any:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Describe an array, a path or a dataclass by a dictionary of JSON-ready values; return {} for other types.
-    For an array, these are the shape and a digest of the elements; for a path, the text of the path; for a dataclass,
-    the fields that count when two objects are compared.
+    """Return a dictionary of JSON-ready values that describes an array, a path or a dataclass; {} for other types.
+    The dictionary of an array has the shape and a digest of the elements. The dictionary of a path has the text of the
+    path. The dictionary of a dataclass has the fields that count when two objects are compared.
     """
     if isinstance(value, np.ndarray):
         return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}

@@ -183,7 +183,7 @@ class Model:
         return None
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return the plan of the tables that NeuroShard plans, which is a part of the whole model's plan."""
+        """Return the part of a whole model's plan that has only the tables that NeuroShard plans."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
@@ -299,9 +299,10 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if every column-wise shard in the module of `table` is as wide as `table`, a sequence table.
-    TorchRec requires that all column-wise shards of sequence tables in a module have the same width. Return False if
-    NeuroShard does not plan all parameters of the module.
+    """Return True if `table`, a sequence table in one shard, may be called column-wise in its module.
+    TorchRec requires that all column-wise shards of sequence tables in a module have the same width. The result is True
+    only if every column-wise shard in the module is as wide as `table`, and NeuroShard plans all parameters of the
+    module.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}

@@ -82,7 +82,10 @@ class Division:
 
     @property
     def tables(self) -> dict[str, Parameter]:
-        """The tables that NeuroShard plans, by the names that tasks, rules and statistics use for the tables."""
+        """The tables that NeuroShard plans, by name.
+        Tasks, rules and statistics use these names: the plain name of a table, or `path.name` if several collections
+        have a table of this name.
+        """
         return named(self.planned, self.parameters)
 
     def warn(self) -> None:

@@ -261,8 +261,8 @@ class Parameter:
     def _types(self) -> frozenset[str]:
         """The sharding types that NeuroShard may consider for the table.
         If the constraints list sharding types, these are the listed types. Otherwise, they are the types that the
-        sharder supports, without the types in `withheld_types`. If the number of columns is not a multiple of 4, all
-        types except data_parallel are left out, too.
+        sharder supports, without the types in `withheld_types`. In both cases, if the number of columns is not a
+        multiple of 4, all types except data_parallel are removed.
         """
         types = (
             self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
@@ -453,9 +453,9 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the lookups in a table per sample: the sum over features of lookups * poolings * batches / batch_size.
-    `lookups`, `poolings` and `batches` have one value for each feature of the table: the pooling factor, the number of
-    poolings, and the feature's batch size, as in TorchRec's constraints.
+    """Return the lookups in a table per sample, summed over all features that read the table.
+    Each feature adds lookups * poolings * batches / batch_size. The three lists have one value for each feature: the
+    pooling factor, the number of poolings, and the batch size of the feature, as in TorchRec's constraints.
     """
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))

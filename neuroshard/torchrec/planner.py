@@ -285,7 +285,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
         """Find a plan as `plan` does, but return a NeuroShard `Plan`, which can be saved or evaluated.
-        It contains only the tables that NeuroShard plans, and no other parameters of the model.
+        The `Plan` contains only the tables that NeuroShard plans, and no other parameters of the model.
 
         `keep`, `plan_loader`, `callbacks` and `stats` have no effect here.
 
@@ -547,8 +547,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Finish a plan that was found: let the callbacks change a new plan, report the plan, and return it.
-        Set the planner's attributes, such as `last_plan`. Rank 0 of the group saves a new plan to the file of `keep`.
+        """Report a plan that was found, set the planner's attributes, such as `last_plan`, and return the plan.
+        A plan is new if it was not read from the file of `keep`. The callbacks may change a new plan before the
+        reports, and rank 0 of the group saves a new plan to the file.
         """
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
@@ -592,9 +593,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """Return one `Model` for each possible number of sharding groups.
-        A sharding group is a set of ranks that has all tables, as in TorchRec's DMPCollection. Raise UserError if
-        `sharders` is not a list.
+        """Return one `Model` of `module` for each possible number of sharding groups.
+        A sharding group is a set of ranks that together have all tables, as in TorchRec's DMPCollection. Raise
+        UserError if `sharders` is not a list.
         """
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
@@ -839,8 +840,9 @@ def _loaded_models(
     exchange_dtype: str | None,
     optimizer: str | None,
 ) -> tuple[CostModels, ModelChoice | None]:
-    """Return cost models: load them by name with the given settings, or take the given object if `models` is one.
-    The costs include the overhead of TorchRec itself if the cost models can predict this overhead.
+    """Return the cost models in `models`, which is a `CostModels` object or the name of cost models.
+    Named cost models are loaded with the given settings. The costs include the overhead of TorchRec itself if the cost
+    models can predict this overhead.
 
     Returns:
         The models and the choice that they were loaded by; the choice is None if the models were loaded already.

@@ -197,7 +197,7 @@ class PlanningRequest:
 
 
 def no_table_planned() -> UserError:
-    """Return the error for a model if NeuroShard plans none of the model's tables."""
+    """Return the error that is raised if NeuroShard plans no table of a model."""
     return UserError(
         "model-no-table-planned",
         "NeuroShard plans no table of the model",
@@ -229,9 +229,9 @@ def _domain(topology: TorchRecTopology) -> int | None:
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes of certain buffers for sequence tables with deduplicated indices, on each device.
+    """Return the bytes that each device needs for the buffers of sequence tables with deduplicated indices.
     Devices exchange each index and each embedding of these tables only once. But before and after the exchange, a
-    device needs buffers with one entry for every lookup. This function counts these buffers.
+    device needs buffers with one entry for every lookup. Only these buffers are counted.
 
     Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
     lookup has an embedding and its gradient.

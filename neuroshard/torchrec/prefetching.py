@@ -69,8 +69,8 @@ def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline:
 
 
 def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
-    """Raise UserError if the parameters of a cache contradict the job's pipeline, or if FBGEMM does not support them.
-    `where` is the place of the cache parameters, for the error.
+    """Raise UserError if cache parameters contradict the job's pipeline, or if FBGEMM does not support the parameters.
+    `where` says where the cache parameters are set, such as "constraints of table 't1'"; the error has this text.
     """
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):

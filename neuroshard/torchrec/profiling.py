@@ -37,7 +37,8 @@ def profile(
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
     """Count the lookups of a model's tables in batches, and return the tables with these statistics.
-    With measured statistics `NeuroShardPlanner` finds the best plans.
+    Pass the result to `NeuroShardPlanner` as the argument `tables`: these statistics then override the lookups in
+    constraints.
 
     Pooled and sequence tables are counted as in `ns.tables_from_batches`: batches are joined to global batches, and the
     lookups of all features of a table add up; `Counted.lookups` has the lookups of each feature. The model is not run,
@@ -151,9 +152,9 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Return the number of samples in the first batch, which is the largest number of samples in a tensor of the batch.
-    A tensor counts only if tables read a feature of the tensor; `read` has the names of all features that tables read.
-    Raise UserError if the number is 0.
+    """Return the number of samples in the first batch; raise UserError if the number is 0.
+    `read` has the names of the features that tables read. Only tensors of these features count. If the tensors have
+    different numbers of samples, the largest number is returned.
     """
     tensors = (tensor for tensor_of in batches[:1] for key, tensor in tensor_of.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)

@@ -83,8 +83,8 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Return the new shardings of the tables with different shards in two plans, as the input of TorchRec's `reshard`.
-    The result has the shardings by the path of the module, and then by the name of the table.
+    """Return the new sharding of each table that two plans place differently, as the input of TorchRec's `reshard`.
+    The keys of the result are paths of modules. Each value has the new shardings of tables in the module, by name.
 
     An unsplit table keeps its sharding type, table_wise or column_wise, because both types mean the same for one shard.
     Every table keeps its kernel settings, such as those of its cache; a warning names the settings that differ in the
@@ -132,8 +132,9 @@ def _places(sharding: ParameterSharding) -> tuple[object, ...]:
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Return the sharding of a table after the move: ranks and shards are new, and the sharding type stays.
-    Raise UserError if TorchRec cannot move the table.
+    """Return the sharding that a table of a running job has after a move to the places of a new plan.
+    The ranks and shards come from the sharding in the new plan (`now`); everything else comes from the current sharding
+    (`was`). Raise UserError if TorchRec cannot move the table in this way.
     """
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):

@@ -15,8 +15,8 @@ _SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
 
 
 def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
-    """Return a copy of a sequence table with fewer lookups. The copy describes lookups after deduplication, when
-    devices no longer request the same index twice: only the requested indices count as lookups.
+    """Return a copy of a sequence table with the lookups that remain after deduplication. If the samples of a device
+    contain the same index several times, the device requests the index once, and this counts as one lookup.
 
     Each device requests an index of its samples once, for all features together. Unique rows stay the same; lookups
     decrease, and with them outputs. Within a block of `row_lookups`, the lookups count as spread evenly. The samples of

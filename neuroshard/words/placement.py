@@ -157,8 +157,8 @@ def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignmen
     """
 
     def placement(device: int) -> Placement:
-        """Return a placement of the shard on `device`. Unlike the constructor of `Placement`, this function does not
-        check the index of the device; `on_each` checks only the smallest and the largest index.
+        """Return a placement of the shard on `device`. The index of the device is not checked, because the check in the
+        constructor of `Placement` would be slow for thousands of devices.
         """
         placed = object.__new__(Placement)
         vars(placed).update(shard=shard, device=device, tier_assignment=tier_assignment)

@@ -93,7 +93,7 @@ class Topology:
 
     @property
     def device_memory(self) -> tuple[int, ...]:
-        """Memory of each of the D devices in bytes, (D,), without the reserved bytes."""
+        """Memory for tables on each of the D devices, (D,), in bytes: `memory_bytes` minus `reserved_bytes`."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
 

@@ -149,8 +149,8 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line of text for each entry that failed. `errors` has one error, or None, for each entry; without
-    `errors`, the entries' own errors are used.
+    """Return a line of text for each entry (the result of one method for one task) that has an error. `errors` has an
+    error or None for each entry. Without `errors`, each entry's own error is used.
     """
     entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]

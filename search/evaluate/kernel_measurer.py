@@ -71,7 +71,7 @@ class KernelMeasurer(Measurer):
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the number of kernel calls and exchanges that measuring these plans takes."""
+        """Return the number of units of progress: one for each kernel call and each exchange of these plans."""
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:

@@ -83,7 +83,7 @@ class EvaluateResult:
 
     @property
     def facts(self) -> EvaluateFacts:
-        """The rows of the written files, which `format=json` prints."""
+        """What `format=json` prints: the directory of the run, and the rows of the written Parquet files."""
         return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:
@@ -144,8 +144,8 @@ class Measurer(ABC):
         """Return the number of units of progress that the measurer reports while it measures these plans once."""
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans that each pass of an evaluation measures, from the plans of a task. The list may contain the
-        same plan twice.
+        """Return the plans that each pass of an evaluation measures, given the plans of a task. A subclass can add a
+        plan a second time, to show how much two measurements of the same plan differ.
         """
         return list(plans)
 
@@ -168,7 +168,7 @@ class Measurer(ABC):
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
     """Base class of the measurers that time training steps in TorchRec. In a pass, every plan is measured once.
-    TorchRec builds the models of all plans anew for each pass, so settings and tables call a pass a "build".
+    TorchRec builds the models of all plans again for each pass, so settings and tables call a pass a "build".
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 

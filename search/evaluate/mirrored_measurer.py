@@ -103,7 +103,7 @@ class MirroredMeasurer(TorchRecMeasurer):
         yield partial(self._measured, hardware, warn)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the number of ranks that are measured for these plans."""
+        """Return the number of units of progress: one for each rank that is measured for these plans."""
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:

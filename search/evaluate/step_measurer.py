@@ -65,7 +65,8 @@ class StepMeasurer(TorchRecMeasurer):
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans; under torchrun, the processes stay alive for all passes.
+        """Yield the function that measures plans. Each pass starts new processes, except under torchrun: the processes
+        that torchrun started measure all passes.
 
         The input dist is part of every step, unless the pipeline hides it.
         """
@@ -113,7 +114,7 @@ class StepMeasurer(TorchRecMeasurer):
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
         """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step.
-        A further column has the time of the lookups if the devices look up one after another.
+        A further column has the time of the lookups in separate steps, in which the devices look up one after another.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}

@@ -20,7 +20,8 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class Lists(NamedTuple):
-    """The n shards of a plan, listed by device.
+    """For each of D devices, the list of the items (such as tables) that have a shard on the device. The D lists are
+    stored one after the other in one array, with n entries for the n shards of the plan.
 
     Attributes:
         shards: (I,) number of devices with a shard of each item.
@@ -279,8 +280,9 @@ def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Cost
 
 @jit
 def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Contents:
-    """Return the contents of the plan `widths` (I, D): the shards on each device, and numbers for each device, such as
-    the bytes of these shards.
+    """Return the shards on each device of a plan, and numbers for each device, such as the bytes of these shards. The
+    plan is given as `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+    columns.
     """
     devices = widths.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
@@ -292,8 +294,9 @@ def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Conte
 
 @jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """Return the time in ms until a device can start the forward exchange: the time of the kernels plus the time of the
-    backward exchange.
+    """Return the time in ms from the start of a step until a device can start the forward exchange: the time of the
+    kernels plus the time of the backward exchange. In the cost models, a step is the backward exchange, then the
+    kernels, then the forward exchange.
 
     Args:
         costs: numbers from the cost models.

@@ -30,8 +30,9 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for e
 
 
 class _Touched(NamedTuple):
-    """Masks of the items (I,) and of the devices (D,) that the steps of one round have changed. Only these are restored
-    before the next round.
+    """Masks of the items (such as tables), (I,), and of the devices, (D,): True if the random steps or the local search
+    of one round have changed the item or the device. After the round, only the changed items and devices are set back
+    to the starting plan.
     """
 
     items: BoolArray
@@ -90,9 +91,9 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Restore the arrays of `plan` to the state of the plan `start`, and return the n differences that `plan` had, (n,
-    4). Each row has the given `number` of the plan, an item, a device, and the width of the item on the device before
-    the restoration.
+    """Restore the arrays of `plan` to the state of the plan `start`, and return the widths that were different, one per
+    row, (n, 4). A row has the given `number`, which identifies the plan, an item (such as a table), a device, and the
+    width of the item on the device before the restoration.
 
     The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller

@@ -50,9 +50,9 @@ def after_moving(bounds: Bounds, moved: int) -> Bounds:
 
 
 class Steps(NamedTuple):
-    """The K best steps of the local search, (K, 5), and the estimated cost in ms of the plan after each step, (K,). A
-    step has a source device, a target device, an item, the moved units (of 4 columns), and the item that moves back (-1
-    if no item moves back).
+    """The K best steps of the local search, (K, 5), and the estimated cost in ms of the plan after each step, (K,). The
+    five numbers of a step are a source device, a target device, an item (such as a table), the moved units (of 4
+    columns), and an item that moves back (-1 if no item moves back).
     """
 
     steps: IntArray
@@ -97,9 +97,10 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the change of the moved bytes if `portion` units (of 4 columns) of an item move from the device `ends[0]`
-    to the device `ends[1]`. The moved bytes are the weights and optimizer state that must move between devices to get
-    from the previous plan, `before` (I, D), to the plan `widths` (I, D).
+    """Return the change of the moved bytes if `portion` units (of 4 columns) of an item (such as a table) move from the
+    device `ends[0]` to the device `ends[1]`. The moved bytes are the weights and optimizer state that must move between
+    devices to get from the previous plan, `before` (I, D), to the plan `widths` (I, D). Both arrays have the width of
+    each of I items on each of D devices.
 
     Fewer bytes move (a negative number) if the step takes back an earlier move.
     """

@@ -74,8 +74,10 @@ class LocalSearch:
     """Finds cheaper plans for one task by small steps from a given plan."""
 
     def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
-        """Prepare to search for plans that are cheaper than the plan `start` (I, D). At most `max_moved_bytes` bytes of
-        weights and optimizer state may move between devices to get from `start` to such a plan; None sets no limit.
+        """Prepare to search for plans that are cheaper than the plan `start`. At most `max_moved_bytes` bytes of
+        weights and optimizer state may move between devices to get from `start` to a cheaper plan; None sets no limit.
+        `start` is an array (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+        columns.
 
         Moved bytes are counted item by item. This count is never less than a count table by table.
         """
@@ -133,8 +135,9 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Return a `CostedPlan`, which has predicted costs, for each of the widths (I, D) in `every`. All plans are
-        predicted in one call of the communication models.
+        """Return a `CostedPlan`, which has predicted costs, for each plan in `every`. A plan is an array (I, D): the
+        width of each of I items (such as tables) on each of D devices, in units of 4 columns. All plans are predicted
+        in one call of the communication models.
         """
         plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
@@ -196,9 +199,10 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Return the state of one device after each of K steps, as two arrays. The first array, (K, H), has the sum of
-        the vectors by which the compute model describes the device's shards. The second array, (K,), has the units (of
-        4 columns) that the device sends. `device` (K,) has the index of the device for each step.
+        """Return the state of one device after each of K alternative steps, as two arrays. `device` (K,) has the index
+        of the device for each step. The first array, (K, H), has the sum of the vectors, with H numbers each, by which
+        the compute model describes the device's shards. The second array, (K,), has the units (of 4 columns) that the
+        device sends.
 
         The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
         """
@@ -252,8 +256,9 @@ def _changed(widths: IntArray, changes: IntArray) -> IntArray:
 
 
 def applied(widths: IntArray, step: IntArray) -> IntArray:
-    """Return a copy of `widths` (I, D) after one step (5,): a source device, a target device, an item, the number of
-    moved units, and an item that moves back (or -1).
+    """Return a copy of `widths` after one step of the local search. `widths` (I, D) has the width of each of I items
+    (such as tables) on each of D devices, in units of 4 columns. `step` (5,) has a source device, a target device, an
+    item, the number of moved units, and an item that moves back (or -1).
     """
     source, target, out, units, back = step.tolist()
     after = widths.copy()

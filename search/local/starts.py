@@ -55,9 +55,9 @@ class EvenLayouts:
     refined: bool = True
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the widths (I, D) of the cheapest plan with evenly split tables, in units of 4 columns. If no such
-        plan fits in memory, return a plan that fits in memory but is made without regard to costs, or None if no plan
-        is found.
+        """Return the cheapest plan with evenly split tables, as an array (I, D): the width of each of I items (such as
+        tables) on each of D devices, in units of 4 columns. If none of these plans fits in memory, return a plan that
+        fits in memory but is made without regard to costs. Return None if no such plan is found either.
         """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
@@ -89,7 +89,9 @@ class ExistingPlan:
     plan: Plan
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the widths of the existing plan: units of 4 columns of each item on each device, (I, D)."""
+        """Return the existing plan (the attribute `plan`) as an array (I, D): the width of each of I items (such as
+        tables) on each of D devices, in units of 4 columns.
+        """
         return space.widths(self.plan)
 
 

@@ -22,8 +22,8 @@ class ModelChange(ABC):
         """Return the changed cost models, which the searcher uses instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digests (hashes) of the cost models that this change loads from files; an empty tuple if it loads
-        no files.
+        """Return the digests (hashes) of the files with cost models that this `ModelChange` loads. The tuple is empty
+        if the `ModelChange` loads no files.
         """
         return ()
 
@@ -78,8 +78,7 @@ class SingleTableCosts(ModelChange):
 
 @dataclass(frozen=True)
 class OtherModels(ModelChange):
-    """A change of cost models that replaces all cost models. A searcher then sees the cost models of another bundle (a
-    directory with cost models).
+    """A change of the cost models: a searcher uses the cost models in `model` instead of the given cost models.
 
     Attributes:
         model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
@@ -90,8 +89,8 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """Load the cost models of the other bundle (the directory or name in `model`); the argument `models` is not
-        used.
+        """Return the cost models that are loaded from `model` (a directory or an installed name). The searcher uses
+        these cost models instead of `models`.
         """
         return CostModels.load(self.model)
 

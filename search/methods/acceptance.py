@@ -103,8 +103,9 @@ class Acceptance:
         return not fraction or judged.expected_ms - least_ms > fraction * margins_ms
 
     def _fraction(self, kind: "ModelKind", own: bool) -> float:
-        """Return the fraction of the sum of both plans' error margins that a gain must exceed. The fraction depends on
-        the `kind` of the compute model. `own` is True if the cost models have error margins of their own.
+        """Return the factor in the acceptance margin: a gain must exceed this factor times the sum of the error margins
+        of the two compared plans. The factor depends on the `kind` of the compute model. `own` is True if the cost
+        models have error margins of their own, and False if the error margins are assumed.
         """
         of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
         return max(of_kind, 0.0 if own else self.assumed_margin_fraction)
@@ -125,7 +126,7 @@ class Acceptance:
 
 
 class ModelKind(Enum):
-    """Kinds of compute models.
+    """The kinds of compute models. The margin that a search requires of a gain depends on the kind.
 
     Attributes:
         SINGLE: one model that was fitted to measurements.
@@ -201,13 +202,14 @@ def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
-    """Return the index of the plan that is predicted to cost least, the first among equals."""
+    """Return the index of the plan with the lowest predicted cost; the first such index if plans cost the same."""
     return min(range(len(costs)), key=lambda number: costs[number].total_ms)
 
 
 def likeliest(costs: Sequence[Cost]) -> int:
-    """Return the index of the plan with the lowest expected cost, the first among equals. The expected cost is the
-    predicted cost plus a correction, because predicted costs are too low on average.
+    """Return the index of the plan with the lowest expected cost; the first such index if several plans have the same
+    expected cost. The expected cost is the predicted cost plus a correction, because predicted costs are too low on
+    average.
 
     A plan without a known margin is expected to have the predicted cost.
     """

@@ -61,7 +61,9 @@ class Greedy(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the greedy plan; the simulator is not used."""
+        """Place each table on the device with the lowest total score among the devices that have room, and return the
+        plan. The simulator is not used.
+        """
         space = _space(task)
         return Found(space.plan(self.widths(space)))
 
@@ -124,7 +126,9 @@ class Random(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the random plan; the simulator is not used."""
+        """Place the tables in random order on random devices that have room, and return the plan. The simulator is not
+        used.
+        """
         rng = np.random.default_rng(self.seed)
         space = _space(task)
         widths = _widths(

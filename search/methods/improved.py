@@ -98,8 +98,9 @@ class ImprovedSearch(Searcher):
         return Found(space.plan(every[chosen]), rejected=other)
 
     def _may_improve(self, widths: IntArray, space: CostedSpace) -> bool:
-        """Return True if the search may accept another plan of the space in place of the plan `widths` (I, D). The
-        result is False only if the search would reject even a plan that shares the work evenly between devices.
+        """Return True if the search may accept another plan in place of the given plan. The result is False only if the
+        search would reject even a plan that shares the work evenly between devices. The given plan is `widths` (I, D):
+        the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
 
         By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
         of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles, and
@@ -116,8 +117,9 @@ class ImprovedSearch(Searcher):
         return self.acceptance.may_accept(cost, least_ms, task, simulator)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
-        """Improve several first plans by local search, and return the cheapest result. `plans` has all first plans (I,
-        D), and `costs` has the cost of each plan. Only the plans with the lowest costs are improved.
+        """Improve the cheapest first plans by local search, and return the cheapest result. `plans` has all first plans
+        as arrays (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        `costs` has the cost of each first plan.
 
         The local searches from these plans share half of the perturbations and half of the plans that may be examined.
         Then the cheapest result is improved once more, with the other half.
@@ -148,8 +150,9 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve the first plans (I, D) by local search, and yield the improved plans. There are `times` rounds, each
-        with other random steps. Each round improves all first plans, in ascending order of their costs.
+        """Improve the first plans by local search, and yield the improved plans. The search goes through all first
+        plans `times` times, the cheapest plan first, and takes different random steps each time. A first plan is an
+        array (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
@@ -157,8 +160,9 @@ class ImprovedSearch(Searcher):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Improve a plan (I, D) by local search, and change the result by random steps `count` times. Improve each
-        changed plan, and yield the improved plans, the cheapest first.
+        """Yield `count` variations of a plan, the cheapest first. The plan is improved by local search. Each variation
+        starts from the improved plan, takes random steps, and is improved by local search again. The plan is given as
+        `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
@@ -166,8 +170,10 @@ class ImprovedSearch(Searcher):
         yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Improve a plan (I, D) by local search. Return two values: the `LocalSearch` object, which can search on, and
-        the improved plan. Calls with different values of `number` take different random steps.
+        """Improve a plan by local search. Return two values: the `LocalSearch` object, with which a caller can search
+        further, and the improved plan. Calls with different values of `number` take different random steps. The plan is
+        given as `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+        columns.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
@@ -175,8 +181,9 @@ class ImprovedSearch(Searcher):
 
 
 def _first_plans(starts: Sequence[Start], space: CostedSpace, first: IntArray | None = None) -> list[IntArray]:
-    """Return the widths (I, D) of the first plans: `first`, if it is not None, and one plan from each of `starts`
-    (sources of first plans) that finds a plan. Raise InfeasibleError if there is no plan.
+    """Return several first plans as arrays (I, D): the width of each of I items (such as tables) on each of D devices,
+    in units of 4 columns. The first plans are `first`, if it is not None, and one plan from each source in `starts`
+    that finds a plan. Raise InfeasibleError if there is no first plan.
     """
     found = (first, *(start.first_widths(space) for start in starts))
     plans = [widths for widths in found if widths is not None]
@@ -191,8 +198,9 @@ def _first_plans(starts: Sequence[Start], space: CostedSpace, first: IntArray | 
 
 
 def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
-    """Return a list with a value for each plan (I, D): True if the plan fits in memory. If no plan fits, all values are
-    True.
+    """Return a list with True for each plan that fits in memory, and False for each other plan. If no plan fits, the
+    list has True for all plans. A plan is an array (I, D): the width of each of I items (such as tables) on each of D
+    devices, in units of 4 columns.
 
     If no plan fits, a later error can then name one of the plans. Plans are checked only if tables are cached: the
     bytes of a cached table depend on the other shards on the device, and searches add up the bytes of single shards.

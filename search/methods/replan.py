@@ -236,7 +236,9 @@ class Replan(Searcher):
         return replace(found, plan=moved if after.total_ms < before.total_ms else first)
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the previous plan's file; an empty tuple if the previous plan is not given as a file."""
+        """Return a tuple with the digest (hash) of the previous plan's file. The tuple is empty if the previous plan is
+        given as a `Plan` object, not as a file.
+        """
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
 

@@ -124,8 +124,9 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plans that TorchRec's planner finds, up to one for each combination of settings. A table may have the
-    sharding types in the mask `allowed` (T, F).
+    """Yield the plans that TorchRec's planner finds, up to one for each combination of settings. The array
+    `allowed` (T, F) is True if a table may have a sharding type, for each of T tables and each of F families of
+    sharding types.
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """

@@ -77,8 +77,8 @@ class ChangedChoices:
         return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Return by how many each of B changes raises the number of tables with the sharding type `form`, (B,): by 1,
-        -1 or 0. A change gives one table another sharding type.
+        """Return a number for each of B choices, (B,): 1 if the choice has one more table with the sharding type `form`
+        than the choice `before`, -1 if the choice has one table fewer, and 0 otherwise.
         """
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
@@ -187,9 +187,9 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield arrays of choices (m, T) of sharding types. Each choice makes several changes of the choice `types` at
-    once: the first 2, 3, 4, 6, 8, ... changes of a list. The first array uses the list of all `changes`. Each further
-    array uses only the changes to one sharding type.
+    """Yield several arrays (m, T): m choices of sharding types for T tables. Each choice applies several changes to the
+    choice `types` at once: the first 2, 3, 4, 6, 8, ... changes of a list. For the first array, the list is all of
+    `changes`. For each further array, the list has only the changes to one sharding type.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

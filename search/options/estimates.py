@@ -147,9 +147,9 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return the largest load that any device has of each of t tables, by number of lookups. The load has the numbers,
-    such as rows, columns and lookups, from which the cost models predict times. The sharding type `layout` spreads the
-    rows or the samples of each table over all devices.
+    """For each of t tables, return the load that the table causes on the device with the most lookups in this table. A
+    load has the numbers, such as rows, columns and lookups, from which the cost models predict times. The sharding type
+    `layout` spreads the rows or the samples of each table over all devices.
 
     For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -208,10 +208,10 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate is
-        higher if one column-wise shard exceeds the even share of a device, because some device must compute the most
-        expensive shard, and some device must send the widest shard.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. For the
+        first estimate, some device computes the most expensive column-wise shard, and some device sends the widest
+        shard, even if this is more than an even share of the work. For the second estimate, all devices share the work
+        of the column-wise tables evenly.
 
         Costs are infinite if memory does not suffice.
         """
@@ -246,10 +246,10 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate is
-        higher if one column-wise shard exceeds the even share of a device, because some device must compute the most
-        expensive shard, and some device must send the widest shard.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. For the
+        first estimate, some device computes the most expensive column-wise shard, and some device sends the widest
+        shard, even if this is more than an even share of the work. For the second estimate, all devices share the work
+        of the column-wise tables evenly.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -275,9 +275,10 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the estimated costs in ms, (B, Q), of plans in which all devices do the same work, for B choices of
-        sharding types and Q ways to split the column-wise tables. For the column-wise tables, every device computes for
-        `cost_ms` (B, Q), and sends `columns` (B, Q) columns for each sample.
+        """Return the estimated costs in ms of plans in which all devices do the same work, (B, Q), for B choices of
+        sharding types and Q ways to split the column-wise tables. On every device, the kernels of the column-wise
+        tables take `cost_ms` (B, Q) ms, and the device sends `columns` (B, Q) columns of these tables for each sample.
+        `shared` has the work for the row-wise and data-parallel tables.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
@@ -368,8 +369,8 @@ def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
     """Return a mask (B, Q) for B choices of sharding types and Q ways to split the column-wise tables. The mask is
-    False for a way that cannot give the cheapest plan: its cost is infinite, or another way neither costs more
-    (`cost_ms`) nor lets a device send more `columns`.
+    False for a way that cannot give the cheapest plan. For such a way, `cost_ms` is infinite, or another way has a
+    `cost_ms` and a number of sent `columns` that are both at most as high.
 
     Of equal ways, only the first is True.
     """

@@ -111,9 +111,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Select merges that can be applied together from the K merges of shards `steps` (K, 5), and return the selected
-    merges as rows, (k, 5). No two selected merges change the same item (such as a table), and no two selected merges
-    move a shard to the same device.
+    """Select merges of shards that can be applied together, and return the selected merges, one per row, (k, 5).
+    `steps` (K, 5) has K merges, one per row. No two selected merges change the same item (such as a table), and no two
+    selected merges move a shard to the same device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():

@@ -86,7 +86,7 @@ class OptionTable:
 
     @cached_property
     def spread(self) -> SpreadPlacements:
-        """The source of placements for tables that are row-wise or data-parallel over all devices."""
+        """An object that returns the placements, over all devices, of row-wise and data-parallel tables."""
         return SpreadPlacements(self.task)
 
     @cached_property
@@ -352,9 +352,10 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return a mask (T, F) of the sharding types to which each of T tables may change by itself. Leaders keep their
-        row of the mask `allowed`. All other tables have False, because they always follow the sharding type of their
-        leader.
+        """Return a mask (T, F): True if the search may change a table to a sharding type, for each of T tables and each
+        of F families of sharding types. A table keeps the values of the mask `allowed`, except in a group of tables
+        that are kept together: there, all tables but the first (the leader) have False, because these tables always
+        follow the leader.
         """
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
@@ -369,9 +370,9 @@ class OptionTable:
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return the values by which the t tables `moved` are ranked, (t,). The value of a table is the compute
-            time in ms of the table alone on a device. If `form` is data-parallel, this time is divided by the bytes of
-            the table.
+            """Return a value for each of the t tables `moved`, (t,). The tables with the highest values change to the
+            sharding type `form` first. The value of a table is the compute time in ms of the table alone on a device;
+            if `form` is data-parallel, this time is divided by the bytes of the table.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share

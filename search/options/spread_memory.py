@@ -74,13 +74,17 @@ class _MemorySteps:
 
     @classmethod
     def of(cls, space: CostedSpace) -> "_MemorySteps":
-        """Gather the memory and the rules of a search space."""
+        """Return a `_MemorySteps` object for a search space, with the memory of each device and with the devices to
+        which each item (such as a table) may move.
+        """
         rules = space.shards.rules
         alone = np.diff(rules.rival_first) == 0
         return cls(space, np.maximum(device_memory(space.task), 1), rules.allowed & alone[:, None])
 
     def fullest(self, widths: IntArray) -> float:
-        """Return the share of memory in use on the fullest device, if the shards have the `widths` (I, D)."""
+        """Return the share of memory in use on the fullest device of a plan. The plan is given as `widths` (I, D): the
+        width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        """
         used = self.space.fixed.size_bytes + self.space.shards.device_bytes(widths)
         return float((used / self.memory_bytes).max())
 

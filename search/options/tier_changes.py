@@ -53,7 +53,8 @@ def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ..
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if the plan fits in device memory by the byte counts of a search.
+    """Return True if the plan fits in device memory by the bytes that a search counts. A search may count more bytes
+    than the plan takes.
 
     FBGEMM keeps the rows of cached tables in one kernel call as wide as the widest of the tables. The search counts
     this width for every cached table that may share a call with a wider table, even if the plan puts the wider table

@@ -39,8 +39,9 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
 
 
 def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
-    """Return a list with one variant of the task, in which all tables that may be in host memory without a cache are
-    there. Return an empty list if there are no such tables, or if the hosts have too little memory.
+    """Return a list with one variant of the task. In the variant, every table that may be in host memory without a
+    cache is in host memory without a cache. Return an empty list if there are no such tables, or if the hosts have too
+    little memory.
 
     With all these tables in host memory, devices make the fewest kernel calls.
     """
@@ -158,9 +159,10 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield choices of a tier for each table. First, for each of several fractions of device memory that the tables may
-    fill, yield the cheapest choice. Then, for one of these fractions, yield the cheapest choice of each other way to
-    limit the widths of caches.
+    """Yield choices of a tier for each table, and of a way to limit the widths of caches. First, yield the cheapest
+    choice for each of several fractions of device memory that the tables may fill. Then take one of these fractions,
+    and yield the cheapest choice for each promising way to limit the widths, except the way whose choice was already
+    yielded.
     """
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
@@ -180,7 +182,7 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
 
 
 def _all_cached(task: Task) -> Task:
-    """Return the task with every table `uvm_caching` that may be cached; all other tables keep their tiers."""
+    """Return the task with the tier `uvm_caching` for all tables that may be cached. Other tables keep their tiers."""
     if not any(Tier.UVM_CACHING in limits.tiers for limits in task.limits):
         return task
     assignments = (

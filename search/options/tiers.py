@@ -118,8 +118,10 @@ class TierOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return a tier option for each table, (T,). Tables get device memory in the order of the host memory that this
-        saves, the largest saving first. Return None if the tables do not fit in memory in this way.
+        """Return a tier option (a tier and a cache size) for each of T tables, as indices, (T,). At first, each table
+        has the option with the fewest bytes of device memory. Then each table for which device memory has room changes
+        to the option with the fewest bytes of host memory; the tables that save the most host memory change first.
+        Return None if the tables do not fit in memory after these changes.
 
         A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
         """

@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return the score, the sent units, the bytes and the load of a device with only one shard, for S shards."""
+    """Return what each shard in `placed` (S, 2), an item and a width, adds to a device without shards of the item."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -67,7 +67,7 @@ def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True for items with several shards in `placed` (S, 2), or which must avoid other items.
+    """Return a mask (I,): True if an item has several shards in `placed` (S, 2), or must be apart from other items.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """

@@ -8,7 +8,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable, fewest_sh
 
 
 def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_splits: int) -> PlacedSplits:
-    """Run beam search over column splits; return the cheapest split with a placement, the earliest among equals.
+    """Run beam search over column splits; return the cheapest split and its placement (the first found among equals).
 
     Args:
         grid: places column splits on devices.
@@ -39,7 +39,7 @@ def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int
 
 
 def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArray:
-    """Return the shards (n,) of a split to halve: the `count` largest by bytes and the `count` most expensive."""
+    """Return shards (n,) in `splits` to try to halve: the `count` largest by bytes and the `count` most expensive."""
     rows = splittable(shards, splits)
     largest = rows[np.argsort(-shards.size_bytes[rows], kind="stable")[:count]]
     most_expensive = rows[np.argsort(-shards.cost_ms[rows], kind="stable")[:count]]
@@ -49,6 +49,6 @@ def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArr
 
 
 def _rank(shards: ShardTable, placed: PlacedSplits) -> tuple[float, int]:
-    """Return a sort key: plans that fit by cost; after them, other plans by the bytes of the largest shard."""
+    """Return a sort key: plans that fit come first, by cost; then all others, by the bytes of the largest shard."""
     fits = placed.cost_ms < float("inf")
     return placed.cost_ms, 0 if fits else int(shards.size_bytes[placed.splits].max())

@@ -1,7 +1,7 @@
-"""Greedy placement (Zha et al. 2023, section 3.3): each shard, most expensive first, goes where compute is then least.
+"""Greedy placement (Zha et al. 2023, section 3.3): each shard goes to the device that computes least with the shard.
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
-once, compiled; a test holds the two equal.
+once, compiled; a test holds the two equal. `grid.placement_order` orders the shards, most expensive first.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class DeviceScore(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """P * M placements on D devices: of each of P column splits (S shards each), under each of M caps on sent units.
+    """P * M placements on D devices: P column splits (S shards each), each placed under each of M caps on traffic.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.

@@ -56,7 +56,7 @@ class PlacementProblem:
 @dataclass(frozen=True)
 @checked
 class GridSettings:
-    """The caps that greedy placement tries: `points` upper limits on the columns that a device sends for each sample.
+    """The caps that greedy placement tries: upper limits on the columns that a device sends for each sample.
 
     The caps go from the mean over devices to max_factor times the mean; with 0 points, only compute cost counts.
 
@@ -73,7 +73,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSplits:
-    """A column split (S shards of all items), with the cheapest placement that was found for these shards.
+    """One way to cut all items (as a rule tables) into S shards, with the cheapest placement found for these shards.
 
     Attributes:
         splits: (S,) rows of the shard table.
@@ -89,7 +89,7 @@ class PlacedSplits:
 
 
 def comparable(cost_ms: FloatArray) -> FloatArray:
-    """Return costs (...,) rounded to six significant digits: smaller differences are float32 noise, and are ties."""
+    """Return costs (...,) rounded to six significant digits, to ignore differences that are float32 noise."""
     magnitude = 10.0 ** np.floor(np.log10(np.maximum(cost_ms, 1e-9)))
     rounded: FloatArray = np.round(cost_ms / magnitude, 5) * magnitude
     return rounded
@@ -125,7 +125,7 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place `placed.splits` again, with scores from all entries of the vectors; return the cheaper placement."""
+        """Place `placed.splits` again, scored by all vector entries; return the cheaper of `placed` and the result."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -138,7 +138,7 @@ class GridSearch:
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Place each split of `splits` (P, S) greedily under each of M ascending `caps` on sent units."""
+        """Return greedy placements of each of `splits` (P, S) under each of M ascending `caps` on traffic."""
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -173,7 +173,7 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the predicted cost of each placement, (P, M) ms; infinite if the placement does not fit or is skipped.
+        """Return the predicted cost of each placement, (P, M) ms; infinite for those that do not fit or are not costed.
 
         Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
         compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
@@ -195,12 +195,12 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) in order of placement: first `confined` items, then other items, each by falling cost."""
+    """Return all rows (N,) in placement order: `confined` items first; in both groups, expensive rows first."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return ascending caps (M + 1,) on the units (4 columns) a device sends for a sample; the last allows any plan."""
+    """Return ascending caps (M + 1,) on the units (4 columns) a device sends per sample; any plan meets the last."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return each device's fixed compute time minus the shortest, (D,) ms; zeros if these times hardly differ."""
+    """Return how much each of `fixed_ms` (D,) exceeds the smallest, in ms; zeros if the devices hardly differ."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score for only the entries that `always_added` finds; None if there are none."""
+    """Return shards and a score that use only the vector entries that `always_added` finds; None if it finds none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -147,9 +147,9 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries by which a shard raises the score of every device by the same amount,
-    because relu never clips them; also return this amount for each of N shards, summed over these entries, (N,). The
-    bias of these entries is at least 0, and so is their value in every vector.
+    """Find the vector entries by which a shard raises the score of every device equally, because relu never clips them.
+    Return a mask (H,) of these entries, and how much each of N shards raises the score by these entries together, (N,).
+    The bias of these entries is at least 0, and so is their value in the vector of every shard.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]
@@ -190,7 +190,7 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
-    """Return the different rows (n,), ascending, of the shards in `splits` (S,) that the rules allow to be halved."""
+    """Return the shards in `splits` (S,) that the rules allow to be halved: different rows (n,), in ascending order."""
     rows, rules = np.unique(splits), shards.rules
     item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]

@@ -100,8 +100,8 @@ def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Compare the values of each setting in a sweep by cost, on the tasks that were solved with all values. Return a
-    table with one row for each value.
+    """Compare the values of each setting that was varied in a sweep. Return a table with one row for each value. Costs
+    are averaged only over the tasks that have a plan for every value of the setting.
 
     Returns:
         tasks, setting, value, solved (number of tasks), mean_ms; relative: mean over tasks of the cost relative to the

@@ -222,8 +222,9 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The log probabilities of all devices at each step of finished episodes, computed again by the present policy,
-    with gradients. The class also has the vectors of devices and items from which the probabilities were computed.
+    """The log probabilities of all devices at each step of finished episodes, computed with gradients from the
+    present weights of the policy. The class also has the vectors of devices and items from which the probabilities were
+    computed.
 
     Attributes:
         log_probabilities: (B, I, D) of all devices.

@@ -305,7 +305,7 @@ class SearchResult:
 
     @property
     def outcome(self) -> JobFigures:
-        """The figures by which a sweep compares this run with the other runs of the sweep."""
+        """The costs, search time and free memory of this run, by which a sweep compares the run with other runs."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         devices = {task.topology.num_devices for task in self.tasks}
@@ -391,8 +391,8 @@ class SearchResult:
 
     def _warnings(self) -> Iterator[str]:
         """Yield the warnings of all tasks as texts, one text for each subject: the first warning about the subject, and
-        the number of further tasks with a warning about the same subject. Warnings that contain the caveat of the
-        task's predicted cost are left out.
+        the number of further warnings about this subject. A warning is left out if it contains the caveat of the
+        task (the reason to doubt the predicted cost).
 
         Records store warnings as text, in which the place is the text before the first colon.
         """

@@ -1,5 +1,5 @@
-"""Packing by integer programming. The solver finds packings that nearly fill the memory of the devices, which placing
-items in order of size does not find.
+"""Packing by integer programming: a solver fits all items into the memory of the devices. The solver finds packings
+that nearly fill the memory, where placing the items in order of size may find none.
 
 The bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns. So the
 program has two unknowns for each item on each device: the units there, and whether there are any.

@@ -145,8 +145,8 @@ class FixedLoad:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return a mask (T, D) of T tables and D devices: True if the table may not be on the device, because a table
-        of this load on the device must be kept apart from the table.
+        """Return a mask (T, D), with an entry for each of T tables on each of D devices. The entry is True if the
+        constraints keep the table apart from a table of this fixed load that is on the device.
         """
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)

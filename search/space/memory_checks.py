@@ -150,8 +150,8 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return a remark to append to a number of bytes in an error message: the number assumes that every cache is as
-    wide as the widest cached table. Return an empty text if the number does not depend on this assumption.
+    """Return a remark that error messages append to a number of bytes. The remark says that the number counts every
+    cache as wide as the widest cached table. Return an empty text if no item takes more bytes because of this.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""

@@ -190,15 +190,16 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Round the traffic of n loads, (n,), to multiples of 1/1024, but at least to 1/1024. The traffic is counted in
-    units of 4 columns that are sent for each sample. A load is a shard of one table.
+    """Return the traffic of n loads, (n,), rounded to multiples of 1/1024, but at least 1/1024. The traffic of a load
+    is what a device sends for each sample because of the load, in units of 4 columns. A load is the work of a shard of
+    one table.
     """
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return two values for all shards in a shard table, except the empty shards: the row of the shard table to which
-    each of n loads belongs, (n,), and the n loads.
+    """Return the n loads of all shards in a shard table except the empty shards, as a pair: first the row of the shard
+    table to which each load belongs, (n,), and then the loads.
     A load is the work of a shard for the kernels of a device. A shard has several loads if it has several tables or is
     too wide for the kernels.
     """
@@ -266,8 +267,8 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Return a different device for each of n shards, as (shard, device) pairs. As many shards as possible have a
-    device on which the shard fits; `fits` (n, D) is True if a shard fits on a device.
+    """Assign n shards to different devices, and return (shard, device) pairs. The mask `fits` (n, D) is True if a shard
+    fits on a device; the assignment puts as many shards as possible on a device on which the shard fits.
     """
     if not len(fits):
         return []

@@ -179,7 +179,7 @@ def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Upd
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # sums of squares, (rows, 1)
 
     def update(gradient: torch.Tensor) -> None:
-        """Update all weights in place, given the flat gradient of all tables, (sum of rows * dim,)."""
+        """Update all N weights in place; `gradient` (N,) has the gradients of all tables, one table after another."""
         for table, sums_of_table, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
             own = flat.view_as(table)
             sums_of_table.add_(own.square().mean(1, keepdim=True))
@@ -219,8 +219,8 @@ class ComputeBench:
 
         def build(index: int) -> Run:
             """Prepare the sample with the number `index`, and return a function that times one run of the sample.
-            The statistics of the lookups in the sample's row blocks are stored in `seen`, and later become part of the
-            outcome.
+            If the sample has row blocks, `seen[index]` gets the number of lookups and the reuse histogram of each row
+            block. These statistics later become part of the outcome.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen

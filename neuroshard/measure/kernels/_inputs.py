@@ -92,8 +92,8 @@ def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:
-    """Return for each of F features the number of the table that the feature reads, (F,).
-    The features are in the order of the tables.
+    """Return the index of the table that each of F features looks up, (F,).
+    The features are in the order of the tables: all features of the first table come first.
     """
     return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 

@@ -247,7 +247,9 @@ def held(
 
 
 def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lookups that fall into a row block, given the indices (L,) and lengths (N,) of a whole table.
+    """Return the lookups of a table that fall into one row block, as indices and lengths.
+    `indices` (L,) has the rows of all L lookups in the table. `lengths` (N,) has the number of lookups of each feature
+    and sample, N = features x batch size.
 
     The indices (K,) count from the block's first row; the lengths (N,) sum to K and may be 0. The order is kept.
     """

@@ -78,8 +78,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The list of devices for which this process group has a backend: only the CPU, because some releases of
-        TorchRec refuse groups without a device.
+        """The devices for which this process group has a backend: a list with only the CPU.
+        The list is not empty because some releases of TorchRec refuse groups without a device.
         """
         return [torch.device("cpu")]
 

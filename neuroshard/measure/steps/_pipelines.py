@@ -58,7 +58,7 @@ class PhaseClock:
         self.restart()
 
     def restart(self) -> None:
-        """Discard all phases so far, and enter the input phase."""
+        """Discard all recorded times, and start the clock in the input phase."""
         self._ended: list[_Ended] = []
         self._restarted_s = perf_counter()
         self._phase, self._began = Phase.INPUT, self._device.moment()
@@ -78,8 +78,8 @@ class PhaseClock:
 
     @contextmanager
     def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
-        """Leave an exchange between ranks out of the measured times; the context is entered during the exchange.
-        The clock stops at the beginning of the exchange, and continues after the exchange.
+        """Stop the clock during an exchange between ranks, so that the exchange does not count as time of a phase.
+        The exchange must run inside this context. The clock records the bytes that this rank sends and receives.
         """
         now = self._device.moment()
         self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))

@@ -111,8 +111,9 @@ class StepBench:
 
 
 class Trained:
-    """A sharded stand-in model with optimizers and batches, in the default process group.
-    The clock records the phases of the model's steps.
+    """A model with the tables of one plan, sharded by TorchRec over the default process group and ready to train.
+    The model is the stand-in model (`StandIn`), with optimizers and batches. A clock records the time of each phase of
+    the training steps.
     """
 
     def __init__(

@@ -109,10 +109,10 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine cannot have all plans in memory at once.
-    The error is raised if the machine lacks a memory tier of the plans, or if kernels run on CPUs and the machine has
-    less memory than `needed_bytes`. `needed_bytes` are the bytes that all plans need together; `where` names the
-    devices with these bytes in the error message.
+    """Raise UserError if this machine cannot have all plans in memory at once: the machine lacks a memory tier of the
+    plans, or kernels run on CPUs and the machine has less memory than `needed_bytes`.
+    `needed_bytes` are the bytes that all plans need together. `where` names the devices that need these bytes in the
+    error message, for example "on all devices together".
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -221,10 +221,10 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Add up the times of a measured step by phase, and return the outcome with an array (R, P) in ms for R repeats and
-    P phases. The given outcome has one time for each stretch of the step. A stretch is work in one phase, up to an
-    exchange or the next phase. If the host's time to launch a step was measured, this time is an additional last
-    column.
+    """Return the outcome of a measured step with the times of each phase added up: an array (R, P) in ms, for R repeats
+    and P phases.
+    The given outcome has one time for each stretch of the step (work in one phase, up to an exchange or the next
+    phase). If the host's time to launch a step was measured, this time is an additional last column of the array.
     """
     if outcome.repeats is None:
         return outcome
@@ -309,9 +309,9 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """The local work of R ranks in P phases, divided into intervals at the exchanges for which ranks wait.
-        Each interval is an array (R, k, P) in ms: exchanges for which ranks do not wait divide the interval into k
-        parts.
+        """The local work of all ranks as a list of arrays in ms, with one array for each interval of the step.
+        An interval ends at an exchange for which ranks wait, or at the end of the step. Each array is (R, k, P), for R
+        ranks and P phases; exchanges for which ranks do not wait divide the interval into k parts.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

@@ -69,8 +69,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return warnings about tasks that count memory for one training pipeline while steps are measured with
-        another. There is one warning for each other pipeline (such as sparse_dist) in the tasks.
+        """Return warnings if tasks count memory for a different training pipeline than the pipeline of the timed steps.
+        There is one warning for each different pipeline in the tasks, such as sparse_dist.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(

@@ -57,8 +57,8 @@ class Manifest:
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
         """Return the manifest of a run that measures plans.
-        The tables of a plan are fixed, so models are validated with samples that were left out of training, and not
-        with tables that were left out.
+        The manifest records that models are validated on samples that were left out of training. No tables are left
+        out, because the plans determine the tables.
         """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 

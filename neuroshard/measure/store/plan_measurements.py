@@ -125,9 +125,9 @@ def passes_in(
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:
-    """Return True if the rows can be the measurements of this plan in one pass.
-    Every device in the rows must be a device of the plan. The rows must have an error, or exactly one row with the cost
-    of the plan.
+    """Return True if the rows are possible measurements of the plan in one pass.
+    All devices in the rows must exist in the plan. In addition, either a row has an error, or exactly one row has the
+    cost of the plan.
     """
     devices = {row.device for row in rows} - {None, *range(plan.task.topology.num_devices)}
     return not devices and (error_of(rows) is not None or len(times_ms(rows, COST)) == 1)

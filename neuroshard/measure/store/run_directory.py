@@ -52,7 +52,7 @@ READS = "reads"  # the setting with the digests of the files that a run reads
 
 @dataclass(frozen=True)
 class RunFile:
-    """The content of `run.json`: the kind of run, and all other fields as `facts`."""
+    """The content of `run.json`: the kind of run, such as "search", and the results of the run as a dict `facts`."""
 
     kind: RunKind
     facts: dict[str, Any]
@@ -129,7 +129,8 @@ class RunDirectory:
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:
-        """Return the content of `run.json`; None if another program wrote the file.
+        """Return the content of `run.json`; None if the file has no field "format", because another program wrote the
+        file.
 
         Raises:
             UserError: there is no such file, or it is malformed; `what` names the file in the error.
@@ -167,9 +168,9 @@ def runs_below(path: Path) -> Iterator[RunDirectory]:
 
 
 def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]) -> None:
-    """Call `write` to write the file `path` at the start of a run.
-    Do nothing if the file exists and `is_same` returns True: then an earlier start of the run, which was killed later,
-    wrote the file.
+    """Call `write` to write the file `path` at the start of a run, if the file does not exist.
+    If the file exists and `is_same` returns True, do nothing: the run was started before, wrote the file, and was then
+    killed.
 
     Raises:
         UserError: another file has that name.

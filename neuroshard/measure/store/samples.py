@@ -247,9 +247,9 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """The groups of devices that must send equal bytes, as a tuple for each group with the bytes that each device
-        sends. A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables
-        has one group for each host. The list is empty if devices may send unequal bytes, as in an all-to-all.
+        """The bytes that each device sends, as a tuple for each group of devices that must send equal bytes.
+        A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables has one
+        group for each host. The list is empty if devices may send unequal bytes, as in an all-to-all.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]

@@ -43,8 +43,8 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
     terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return the loss that the fit minimises (a sum of Huber losses), and the gradient (S,) of the loss with
-        respect to `logs`. `logs` (S,) has the logarithm of the machine's slowness in each of S periods.
+        """Return the loss that `slowness_of` minimises (a sum of Huber losses), and the gradient of this loss, (S,).
+        `logs` (S,) are the logarithms of the machine's slowness in S periods. The gradient is with respect to `logs`.
         """
         left = terms @ logs - wanted
         return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
@@ -55,10 +55,10 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that computes the P + S terms of the fit.
-    The matrix is multiplied by the logarithms of the slowness in S periods, (S,). The first P terms are for P pairs of
-    periods: the logarithm in the later period minus the logarithm in the earlier period. The last S terms are the
-    logarithms themselves. Each term is divided by the expected size of the term.
+    """Return the sparse matrix (P + S, S) of the fit in `slowness_of`, for S periods and P `pairs`.
+    The product of the matrix and the logarithms of the slowness, (S,), has P + S terms. The first P terms are
+    differences: the logarithm in the later period of a pair minus the logarithm in the earlier period. The last S terms
+    are the logarithms themselves. Each term is divided by the expected size of the term.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])

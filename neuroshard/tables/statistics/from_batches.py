@@ -82,8 +82,8 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Check the lookups in a batch, and return a list of T dicts, one for each table, from a feature to its lookups.
-    Each table has one feature, with the name of the table.
+    """Check the lookups in a batch, and return a list of T dicts, one for each table.
+    A dict has one entry: from the name of the table's only feature, which is the name of the table, to the lookups.
     """
     if not isinstance(batch, Mapping):
         raise UserError(
@@ -241,7 +241,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return the number of entries for which `max_bytes` bytes are enough, in the counters of all tables together.
+    """Return how many entries the counters of all tables together may have, so that `max_bytes` bytes are enough.
     An entry is a table row with a count, or a lookup that is not counted yet.
 
     Raises:

@@ -111,6 +111,8 @@ def _not_whole(what: str, given: str, where: str) -> UserError:
 
 
 def _described(values: object) -> str:
-    """Return a text about values for an error: dtype, layout and device of a tensor, or the value of another object."""
+    """Return a description of `values` for an error message, such as "a Tensor (torch.int64, torch.strided, cuda:0)".
+    For an object without dtype, layout and device, the description is the value of the object.
+    """
     kinds = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
     return f"a {type(values).__name__} ({', '.join(kinds)})" if kinds else shown(values)

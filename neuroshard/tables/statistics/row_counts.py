@@ -50,7 +50,7 @@ class RowCounts:
     @property
     def counts(self) -> IntArray:
         """Number of lookups of each of U rows of the table, (U,).
-        The U rows are those rows of the counted share that have at least one lookup.
+        The U rows are the rows with at least one lookup, among the share of the rows that this counter counts.
         """
         self._count()
         return self._counts

@@ -121,7 +121,7 @@ class Tally:
 
     @property
     def counted(self) -> Counted:
-        """The numbers of lookups and rows from which the table's statistics are computed, for people to read.
+        """The amount of data from which the table's statistics are computed: the numbers of lookups and of rows.
         The result also has the standard error of each share of the reuse histogram.
         """
         error = np.sqrt(self.variance) / max(self.touching, 1)
