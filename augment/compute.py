@@ -188,8 +188,9 @@ class ComputeAugmentation:
         return self._within_cache(replace(sample, tier_assignment=assignment, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
-        """Make wide tables of the sample narrower, so that the cache takes at most `max_bytes`, and return the changed
-        sample.
+        """Make wide tables of the sample narrower, so that FBGEMM's cache for these tables takes at most `max_bytes` of
+        device memory, and return the changed sample. No table gets fewer than 4 columns, even if the cache is then
+        larger than `max_bytes`.
 
         FBGEMM's cache has rows as wide as the widest table of the kernel call.
         """
@@ -310,8 +311,8 @@ def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tup
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Return the bytes of a sequence table's outputs on one device, if the lookups are spread evenly over `sharers` row
-    blocks.
+    """Return the bytes of a sequence table's outputs on a device that has one of `sharers` row blocks of the table.
+    The lookups of the batch are assumed to be spread evenly over the row blocks.
     """
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 

@@ -34,7 +34,8 @@ _MEMORY = 1 << 40  # never the limit: `max_bytes` limits the tables
 @dataclass(frozen=True)
 @checked
 class PlanAugmentation:
-    """Settings of the random plans. For each plan, the training step of one rank is measured.
+    """Settings for random plans. `collect` draws the plans, and measures the local work of one rank in a training step
+    of each plan.
 
     Attributes:
         num_devices: list of job sizes in devices, such as [2,4,8]; the job size of each measured training step is drawn
@@ -96,7 +97,9 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Make the tables of the group as narrow as the settings allow, and return the table with the fewest bytes."""
+        """Return the smallest table (in bytes) of the group if every table has the minimum width of the settings.
+        The returned table is a copy with this width; the tables of the group are not changed.
+        """
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:

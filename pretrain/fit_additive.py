@@ -89,9 +89,11 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the time that is subtracted from the predicted kernel time of each set of tables, (sets,), because
-        kernels are faster if all tables are narrow. For each limit in `kernel_widths`, a learned part of the time is
-        subtracted if no table of the set is wider than the limit.
+        """Return the time that a kernel call saves if all tables are narrow, for each set of tables, (sets,). For
+        each limit in `kernel_widths`, the saved time includes a learned part of the costs of the tables if no table of
+        the set is wider than the limit.
+
+        `forward` subtracts the saved time from the predicted kernel time.
 
         Args:
             own: (N,), own costs of the tables.

@@ -89,8 +89,9 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the training data of each part of the framework overhead, in a dictionary by name of the part. The
-        amounts of work of a rank are computed from the plan with `models`; the times of the rank were measured.
+        """Return the training data of each part of the framework overhead, in a dictionary by name of the part. Each
+        measurement in `some` has the measured times of one rank, and the plan from which the amounts of work of this
+        rank are computed. One of these amounts is the kernel time that `models` predict.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.

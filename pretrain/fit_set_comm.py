@@ -48,11 +48,12 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two arrays of non-negative weights: the shares, (G,), and the leads, (G, W). `SetComm` predicts the
-        transfer time as segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). G is the number of
-        segments of a transfer that a device can begin during the wait; W is the number of statistics in `waits`.
+        """Return the two arrays of weights in the formula of `SetComm`: the shares, (G,), and the leads, (G, W).
+        All weights are non-negative. G is the number of segments (pieces of a transfer) that waits can shorten, and W
+        is the number of statistics in `waits`.
 
-        The shares add up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
+        The formula is transfer = segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). The shares add
+        up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
         """
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
@@ -83,9 +84,9 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the features, waits and transfer times of the devices in all exchanges between two or more devices.
-        `signs` has one sign for each input feature of the model. If the model does not use the features of host links,
-        which come last, `signs` is shorter, and these features are left out.
+        """Return the features, waits and transfer times of the devices in all exchanges between two or more devices.
+        Only the first len(`signs`) features are returned. `signs` has one sign for each feature that the model uses;
+        the features of host links come last, and some models use no features of host links.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -107,7 +108,7 @@ class _Devices:
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
         """Return one training example for each device. The inputs are the normalised features and the waits (statistics
         of waiting times) of the device; the target is the transfer time of the device. Waits and transfer times are
-        multiples of `scale_ms`.
+        divided by `scale_ms`.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))

@@ -107,9 +107,11 @@ class SplitMeasurements:
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Return the measurements with each exchange divided into all-to-alls: one for each group of devices that
-        exchange data with each other, such as the devices of one host. Training, validation and test samples are
-        divided, and `everything` is unchanged.
+        """Divide the exchanges in the training, validation and test samples into all-to-alls, and return the result.
+        An exchange becomes one all-to-all for each group of devices that exchange data with each other, such as the
+        devices of one host. The measurements in `everything` are unchanged.
+
+        Groups that exchange nothing are left out, and so are groups of one device in an exchange of several devices.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -211,8 +213,9 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 
 @dataclass(frozen=True)
 class Measured:
-    """All measurements to which cost models are fitted: of kernel calls, of exchanges by collective (if any were
-    measured), and of mirrored steps (`local`), in which one process runs one rank of a larger job.
+    """All measurements to which cost models are fitted.
+    `compute` has the kernel calls by type of call, and `comm` has the exchanges by collective. `local` has the mirrored
+    steps, in which one process runs one rank of a larger job. `comm` and `local` may be empty.
     """
 
     compute: dict[Call, SplitMeasurements]
@@ -280,11 +283,11 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements without the parts of a step to which no model can be fitted. A model cannot be fitted
-        to a part if a split (training, validation or test) has no samples of the part. Parts in `known` are always
-        kept.
+        """Return the measurements without the parts of a step to which no cost model can be fitted. A model cannot be
+        fitted to a part if a split (training, validation or test) has no samples of the part. `known` has the names of
+        parts that are kept in any case, because their models exist already.
 
-        The models of `known` parts exist already and can be adjusted to any samples.
+        An existing model can be adjusted to any samples.
         """
         lacking = {part.name for part in self.parts if part.measured.empty}.difference(known)
         return Measured(

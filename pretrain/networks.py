@@ -24,8 +24,10 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables. The times
-        are multiples of `scale_ms`, a unit of time that is chosen before training.
+        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables: call i
+        looks up each table n with `segments[n]` = i.
+
+        The times are multiples of `scale_ms`, a unit of time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.

@@ -134,8 +134,8 @@ class Pretrain:
         metrics: dict[str, ModelTest],
     ) -> None:
         """Raise UserError if the new models predict some part of a step clearly worse than the earlier models do.
-        Clearly worse means that the error is larger by more than a tenth, and by more than chance explains with this
-        number of test samples.
+        A part is predicted clearly worse if the mean relative error on the test samples is more than 1.1 times the
+        earlier error, and if a paired t-test finds that the difference is significant.
         """
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {predicted.relative_error():.1%} "

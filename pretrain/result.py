@@ -195,8 +195,8 @@ class Predicted:
 
     @property
     def typical_ratio(self) -> float:
-        """The median of the measured time divided by the predicted time. The time that a device waits for other devices
-        is first subtracted from both times.
+        """The median, over all predictions, of the ratio of the measured time to the predicted time. The time that a
+        device waits for other devices is first subtracted from both times.
         """
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
@@ -228,9 +228,12 @@ class Predicted:
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Return the test result of the cost model of one part of a step. The result has the errors of the predictions for
-    test samples (`predicted`), the share of these errors that are within `margin`, and the noise of the measurements in
-    all splits (`everything`).
+    """Return the test result of the cost model of one part of a step: the errors on test samples, and the noise of the
+    measurements. `predicted` has the predictions and the measured times of the test samples. `everything` has the
+    measurements in all splits, from which the noise is computed.
+
+    The result also has the share of the measurements that are inside the intervals around the predictions. `margin`
+    gives half the width of each interval.
     """
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)

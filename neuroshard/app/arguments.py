@@ -128,10 +128,10 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return, as text, the command line arguments of a sweep over some entries of `files`.
-    If `reader` names a config, such as user_file, these entries are the files for this config, as in
-    "tables=user_file tables.path=a.csv,b.csv". If `reader` is None, these entries are names of configs, as in
-    "tables=one,two".
+    """Return, as text, the command line arguments of a sweep over the entries of `files` that one reader can read.
+    For the reader user_file, for example, the result is "tables=user_file tables.path=a.csv,b.csv". If `reader` is
+    None, the sweep is over the entries that no reader can read. These entries are names of configs; the result is, for
+    example, "tables=one,two".
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

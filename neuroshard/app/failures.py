@@ -17,8 +17,8 @@ NO_PLAN, FAILED, DEFECT = "no plan", "failed", "defect"
 
 
 class Ended(SystemExit):
-    """The exception that ends the process with an exit code after any error has been reported to the user.
-    Any other SystemExit counts as a defect of NeuroShard.
+    """The exception that ends the process with an exit code. If the process ends because of an error, the error is
+    printed before this exception is raised. Any other SystemExit counts as a defect of NeuroShard.
     """
 
 

@@ -253,8 +253,8 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms that every device waits for its host at the end of a step.
-        This is the minimum over the devices: some devices may wait longer.
+        """The shortest time in ms that any device waits for its host at the end of a step; 0 if no wait is counted.
+        Other devices may wait longer.
         """
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 

@@ -271,8 +271,9 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Return the traffic of B plans, given the loads (work of tables and shards) on each device.
-        The bytes that a device sends into a collective are the sum of the bytes in `given` over the device's loads.
+        """Return the traffic of B plans, computed from the loads (work of tables and shards) on each device.
+        `given` has the bytes of each load in each collective. A device sends the sum of the bytes of the device's loads
+        into a collective.
 
         Args:
             device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
@@ -298,8 +299,9 @@ class Traffic:
 
     @property
     def evenly(self) -> "Traffic":
-        """The traffic if every device sent the mean number of bytes over the D devices, in each plan and collective.
-        The total bytes of each plan stay the same.
+        """A copy of the traffic in which all D devices of a plan send equal numbers of bytes.
+        In each collective of a plan, every device sends the mean of the D devices' bytes. The total bytes of each plan
+        stay the same.
         """
         return replace(self, size_bytes=evenly(self.size_bytes))
 
@@ -324,9 +326,9 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return a `Traffic` that has only the exchanges of one collective; the first axis counts exchanges, not plans.
-        If a plan has G groups of devices, and only devices of the same group exchange with each other, the result for B
-        plans has B x G exchanges.
+        """Return a `Traffic` that has only one collective, with one entry for each exchange instead of each plan.
+        For most collectives, a plan has one exchange between all devices. A reduce-scatter inside each host, for
+        example, is one exchange for each host: for B plans on G hosts, the result has B x G exchanges.
 
         The bytes are stored as bytes of an all-to-all, so that a model for a single exchange need not know which
         collective the exchange uses.

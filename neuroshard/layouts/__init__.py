@@ -96,7 +96,8 @@ def placed_loads(
 
 
 def sent_bytes_of(loads: Loads, num_devices: int) -> FloatArray:
-    """Return the bytes, (n, C), that each of n loads causes its device to send into each of C collectives.
+    """Return the number of bytes that a device sends because of each of n loads, separately for each of C collectives,
+    (n, C). A load is the work that one shard causes on one device.
 
     For the input dist, these are the indices and lengths that the device receives.
     """

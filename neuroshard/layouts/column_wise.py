@@ -54,8 +54,8 @@ class ColumnWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that each of n loads causes its device to send, as a dict whose only key is the all-to-all.
-        The value is `output_bytes` (n,), because the device sends all outputs of a load.
+        """Return the bytes that a device sends in each collective because of each of n loads: a dict of arrays (n,).
+        The only collective is the all-to-all, and the bytes are `output_bytes` (n,): all outputs of a load are sent.
         """
         return {Collective.ALL_TO_ALL: output_bytes}
 

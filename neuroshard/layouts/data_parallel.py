@@ -85,8 +85,8 @@ class DataParallel(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that each of n loads causes its device to send, as a dict whose only key is the all-reduce.
-        The value is an array (n,): the bytes of an fp32 gradient for every weight.
+        """Return the bytes that a device contributes to the all-reduce for each of n loads. The result is a dict. The
+        only key is the all-reduce, and the value is an array (n,): the bytes of an fp32 gradient for every weight.
         """
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
@@ -96,10 +96,11 @@ class DataParallel(Layout):
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Return all loads after the loads at the positions `which` (m,) were reduced to the samples of one device.
+    """Return a copy of all loads, in which some loads are reduced from the whole batch to the samples of one device.
+    The positions of the reduced loads are `which` (m,).
 
-    The lookups, samples and bags of these loads are divided by the number of devices. Each reuse histogram becomes the
-    histogram of the smaller batch.
+    The lookups, samples and bags of the reduced loads are divided by the number of devices. The reuse histogram of each
+    reduced load becomes the histogram of the smaller batch.
     """
     share, reuse = np.ones(len(loads)), loads.reuse.copy()
     share[which] = 1 / num_devices

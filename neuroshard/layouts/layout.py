@@ -126,9 +126,10 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return all loads, (n,), after each load of this family was reduced to the work of one device.
-        For example, a row-wise load is reduced to the rows of one block, and a data-parallel load to the samples of one
-        device. `which` (m,) has the positions of this family's loads.
+        """Return the n loads, with each load of this family reduced to the work of one device.
+        In `loads`, each load of this family has all rows of a table and the lookups of all samples. In the result, a
+        row-wise load, for example, has only the rows of one block, and a data-parallel load has only the samples of one
+        device. The loads of other families are unchanged.
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
@@ -141,18 +142,20 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that each whole table in `loads` causes on the first of `count` devices.
-        Each table is sharded over the `count` devices by the rules of this family.
+        """Return the load that each table causes on the first device if `count` devices share the table.
+        The table is sharded over the `count` devices by the rules of this family. For a row-wise table, for example,
+        the result is the load of the first block of rows.
 
-        `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
+        `loads` has the loads of the whole tables. Lookups are assumed to be spread evenly over the rows of a table.
         """
 
     @abstractmethod
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that each of n loads causes its device to send, as a dict from collectives to arrays (n,).
-        The keys are the collectives of this family: for column-wise tables, for example, the all-to-all.
+        """Return the number of bytes that a device sends because of each of n loads, separately for each collective.
+        A load is the work that one shard causes on one device. The result is a dict. The keys are the collectives of
+        this family, such as the all-to-all for column-wise tables, and the values are arrays (n,).
 
         The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output
         embeddings in a batch, at the width of the load.

@@ -54,7 +54,7 @@ class RowWise(Layout):
         return place_row_wise(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless TorchRec can read these blocks of rows, and the blocks cover the table.
+        """Raise UserError if the blocks of rows do not cover the table, or if TorchRec cannot read the blocks.
 
         Each range of columns must have the blocks of `row_blocks` on all devices, or on all devices of one host. Only a
         range on one host may have fewer columns than the table.
@@ -68,9 +68,9 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return all loads, (n,), after the row-wise loads were reduced from whole tables to blocks of rows.
-        A reduced load has only the rows of its block and the lookups of these rows. `which` (m,) has the positions of
-        the row-wise loads.
+        """Return a copy of the loads, (n,), in which each row-wise load describes one block of rows of a table.
+        In `loads`, each row-wise load describes all rows and all lookups of the table. In the copy, the load has only
+        the rows of the block and the lookups of these rows. `which` (m,) has the positions of the row-wise loads.
         """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
@@ -86,7 +86,8 @@ class RowWise(Layout):
         return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of the first of `count` equal row blocks, for each whole table in `loads`.
+        """Return the load that each table in `loads` causes on the first of `count` devices.
+        Each table is assumed to be row-wise over the `count` devices, so this is the load of the first block of rows.
         The lookups of a table are assumed to be spread evenly over the rows.
         """
         rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
@@ -112,8 +113,9 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text that says why TorchRec does not support a row-wise sequence table in blocks of these widths.
-        TorchRec needs a block of the table on every device. Return None if every device has a block.
+        """Return a text that says why TorchRec does not support a row-wise sequence table in these blocks of rows.
+        TorchRec needs a block of the table on every device. Return None if every device has a block. `widths` has the
+        number of columns of the block on each device that has a block.
         """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
@@ -182,9 +184,11 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
-    """Raise UserError unless TorchRec can read the blocks of rows of one range of columns, on these devices.
+    """Raise UserError if TorchRec cannot read the blocks of rows that have the same columns of a table.
+    For example, TorchRec cannot read the blocks if only some devices of a host have a block.
 
-    `columns` is the range (first column, column after the last); `blocks` are its placements in order of device.
+    `columns` is the range of columns (first column, column after the last). `blocks` are the placements of the blocks
+    with these columns, in order of device.
     """
     where = f"columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices, size = [placement.device for placement in blocks], topology.domain_size

@@ -32,8 +32,8 @@ _PINGS = 20
 
 
 class Exchange(NamedTuple):
-    """The two functions that are timed for one exchange to measure: the forward and the backward exchange.
-    Each function does one device's part of the exchange.
+    """Two functions that run an exchange on this device: one for the forward pass, and one for the backward pass.
+    `ExchangeBench` measures the time of each function. All devices of the exchange must call the functions together.
 
     Attributes:
         forward: runs the exchange of the forward pass.
@@ -61,19 +61,21 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return a list (m,): for each of the m devices of this group, the number of elements that the device sends to
-        one device. A device sends the same number of elements to each of the m devices, including the device itself.
+        """Return the size of the messages that each of the m devices of this group sends, in elements, (m,).
+        A device sends a message of the same size to each of the m devices, including the device itself. `size_bytes`
+        (D,) has the bytes that each of all D devices sends in total. An element has `element_bytes` bytes.
 
-        `size_bytes` (D,) has the bytes that each of all D devices sends in total. For an input dist, `size_bytes` has
-        the bytes that each device receives, and the result has the number of elements that each device of this group
-        receives from each device.
+        For an input dist, `size_bytes` has the bytes that each device receives, and the result has the size of the
+        messages that each device of this group receives, one from each device.
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return this device's entry in `shares`: the number of elements that this device sends to one device.
-        `shares` (m,) is the list that `share` returns, with an entry for each of the m devices of the group. For an
-        input dist, the entry is the number of elements that this device receives from one device.
+        """Return this device's entry in `shares`, the list (m,) that `share` returns for the m devices of this group.
+        The entry is the number of elements in the message that this device sends to each device.
+
+        For an input dist, the entry is the number of elements in the message that this device receives from each
+        device.
         """
         return shares[self.ranks.index(self.rank)]
 
@@ -146,8 +148,8 @@ def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Return an exchange that runs an input dist: indices and lengths go to the devices that have the rows.
-    The forward function and the backward function are the same. This function first sends the numbers of elements, and
-    then the elements.
+    The same function is used for the forward and the backward direction. The function first exchanges the numbers of
+    elements, and then the elements.
     """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)

@@ -66,8 +66,8 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with the reuse histogram for one of `shares` equal parts of a batch, not for the whole batch.
-    A reuse histogram has the shares of the looked-up rows that are looked up once, twice, 3 or 4 times, and so on.
+    """Return a copy of the table with the reuse histogram of a smaller batch: one of `shares` equal parts of the batch.
+    A reuse histogram says which fraction of the looked-up rows is looked up once, twice, 3 or 4 times, and so on.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))

@@ -91,8 +91,9 @@ class Hardware:
         return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
-        """Raise UserError unless the task's hosts and the hosts that measure exchanges have the same number of devices.
-        `topology` describes the devices and hosts of the task.
+        """Raise UserError if the number of devices on each host differs between the task and the measurements of
+        exchanges. `topology` describes the devices and hosts of the task. In both numbers, hosts that fast links join
+        count as one host.
         """
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
@@ -159,8 +160,8 @@ class Hardware:
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        """Return a meter (an object that measures samples) with which rank 0 measures in all processes of torchrun.
-        Raise UserError if torchrun started another number of processes than `num_devices`.
+        """Return a meter (an object that measures samples) for rank 0. The meter uses all processes of torchrun.
+        Raise UserError if torchrun did not start `num_devices` processes.
         """
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
@@ -180,8 +181,9 @@ class Hardware:
 
 
 def _hosts_per_pod() -> int:
-    """Return the number of hosts over which TorchRec shards rows, from an environment variable.
-    Raise UserError if the variable is not a number.
+    """Return the number of hosts in a pod (a group of hosts that fast links join); 1 if the number is not set.
+    The number is read from the environment variable that TorchRec also reads. Raise UserError if the value of the
+    variable is not a whole number of at least 1.
     """
     hosts = os.environ.get(_POD_SIZE, "1")
     if not hosts.isdecimal() or int(hosts) < 1:

@@ -50,15 +50,18 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Return the samples with numbers, seeds and splits (training or validation), as `Due` samples that a recorder
-        measures. Exchanges that differ only in start delays get the same split.
+        """Prepare samples for a measurement: return a `Due` object for each sample.
+        A `Due` object has the sample, the sample's number and split (training or validation), and a seed that is drawn
+        from `rng`. An exchange with start delays gets the split of the same exchange without delays, if that exchange
+        has a number.
         """
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
-        """Return the sample with a number, a split (training or validation) and a seed.
-        The field `second_pass` is True if the sample was measured before.
+        """Return a `Due` object with the sample, the sample's number and split, and the seed `lookups`.
+        A new sample gets the next free number. The field `second_pass` of the object is True if the sample already had
+        a number.
         """
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
@@ -68,9 +71,9 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """The sample numbers (`Numbers`) of the kernel calls and of the exchanges that are measured to find the costs of
-    plans.
-    Records from `of_run` also store the measurements in the directory of a run. By default, no measurements are stored.
+    """The kernel calls and exchanges that `measure_plans` measures, with a number for each.
+    By default, the measurements of the samples are not stored. Records from `of_run` store the measurements in the
+    directory of a run.
     """
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
@@ -93,9 +96,9 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict from each stored sample to the sample's number.
-    The keys are the samples as they were before the measurement, without the lookups in row blocks that a measurement
-    counts. So a sample that is to be measured again is found in the dict.
+    """Return a dict that maps each stored sample to the sample's number.
+    The dict is used to find the number of a sample that is measured again. A measurement adds the lookups of each row
+    block to a kernel call of row-wise tables, so the keys are copies of the samples without these lookups.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
@@ -113,9 +116,11 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return a copy of the table under a name that no different table in `there` has.
-    The names `name`, `name (2)`, `name (3)`, ... are tried in this order. If no table in `there` has the chosen name,
-    the copy is also added to `there`.
+    """Return a copy of the table with a name that identifies the table in `there`, a dict of tables by name.
+    The copy gets the first of the names `name`, `name (2)`, `name (3)`, ... that is free, or that belongs to an equal
+    table in `there`. If the name is free, the copy is added to `there`.
+
+    Tables that differ only in width, number of features and pooling (`_whole`) are equal here.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)

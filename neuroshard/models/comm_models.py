@@ -164,8 +164,9 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Predict the segments (pieces of transfer time) of each device, (B D, 1 + G) ms, for B exchanges between D
-        devices.
+        """Predict the segments (pieces of transfer time) of each of D devices in B exchanges, (B * D, 1 + G) ms. A row
+        has the 1 + G segments of one device in one exchange.
+
         The first segment begins when the straggler, the device that is ready last, starts. A device that waits for the
         straggler may do a part of each of the G other segments during the wait.
         """
@@ -341,9 +342,10 @@ class ExchangeModels(Stored, CommModel):
     def outline(self, traffic: Traffic) -> Outline:
         """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
         wait for the straggler (the device that is ready last).
-        The transfer time is a weighted sum of segments in ms. If devices wait, segments of the all-to-all can become
-        shorter. If the traffic has other collectives, one last segment has the time that these collectives add; waits
-        do not change this segment.
+
+        The transfer time is a weighted sum of segments in ms. Waits can shorten the segments of the all-to-all. If the
+        traffic has other collectives, there is one more segment: the time that the other collectives add to the
+        transfer if no device waits. Waits do not change this segment.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):

@@ -118,12 +118,13 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + K + W).
-        The first 1 + K elements are the vector that `AdditiveCompute` computes. The other elements are savings, one for
-        each of W width limits: the part of the shard's cost that is saved in kernel calls without tables wider than the
-        limit.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K + W), which `head` adds up over the shards of a
+        kernel call. The first 1 + K elements are the vector of `AdditiveCompute`: the cost of the shard by itself, and
+        K elements for interactions between shards. The last W elements are savings, one for each of W limits of the
+        table width: the cost that the shard saves if no table in the call is wider than the limit.
 
-        If the shard itself is wider than the limit, the saving is a large negative number.
+        The savings of several limits add up. If the shard itself is wider than the limit, the saving is a large
+        negative number.
         """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)

@@ -252,10 +252,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if `call` is a type of kernel call that the models cannot predict, with sequence tables or
-        with tables in host memory.
-        Calls of pooled tables in device memory are not checked. `what` describes the sequence tables in the error
-        message.
+        """Raise UserError if the models cannot predict the time of a type of kernel call, `call`.
+        Only calls of sequence tables, and calls of tables in host memory, are checked. `what` describes the sequence
+        tables in the error message.
         """
         if call in self.compute.calls:
             return
@@ -480,9 +479,10 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return a copy of the models for other links between devices: `change` is called with each analytic exchange
-        model, and its result replaces this exchange model. Analytic models are computed from a datasheet. Return the
-        unchanged models if no exchange model is analytic.
+        """Return a copy of the models for other links between devices. The function `change` takes an analytic exchange
+        model, and returns the exchange model for the other links. An analytic model is computed from a datasheet.
+
+        If neither embeddings nor gradients have an analytic exchange model, the models are returned unchanged.
         """
         from neuroshard.models.links import with_links
 

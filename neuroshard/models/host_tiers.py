@@ -177,9 +177,10 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns the summed vectors of shards in host memory into the ms of their kernel call.
-        The ms are the time of the call in device memory, from the head of `base`, plus the fixed time of the cache,
-        plus the last element of the summed vectors: the ms of the link and the cache for all shards.
+        """The last layer of this model, which returns the time of a kernel call in ms. The input is the sum of the
+        vectors of all shards in the call. The time has three terms: the time of the same call in device memory, from
+        the head of `base`; the fixed time of the cache; and the last element of the summed vector, which is the time of
+        the link and the cache for all shards.
         """
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 

@@ -78,8 +78,8 @@ class ComputeModel(ABC):
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`; None if the model is not analytic
-        (computed from a datasheet).
+        """Return how near published measurements are to the shards in `loads`. Only models whose times are computed
+        from a datasheet know this; other models return None.
         """
         return None
 
@@ -167,13 +167,12 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the cost that each of n tables saves if no table in the kernel call is wider than a limit, (n, W).
-        There is one saving for each of W limits of the table width.
-        `cost` (n,) has the costs of the tables in a call with wide tables, and `dim` (n,) the widths of the tables in
-        columns.
+        """Return the savings of n tables, (n, W): for each of W limits of the table width, the part of a table's cost
+        that is saved if no table in the kernel call is wider than the limit. `cost` (n,) has the costs of the tables in
+        a call with wide tables, and `dim` (n,) has the widths of the tables in columns.
 
         The savings of several limits add up. If the table itself is wider than a limit, the saving (d_w) is a large
-        negative number.
+        negative number, so that the call saves nothing for this limit.
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -195,18 +194,20 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return shares as `left_of` does, (n,), but without jumps at the width limits.
-        `dim` (n,) has the width of the widest table in each of n kernel calls, in columns. At a limit, the share is
-        equal to the share from `left_of`. Between two limits, the share is interpolated. The share rises to 1 at twice
-        the largest limit.
+        """Return the share of a table's cost that is left in each of n kernel calls, (n,), if the widest table in the
+        call has `dim` (n,) columns. The share is 1 in calls with wide tables, as in `left_of`, but has no jumps.
+
+        At a width limit, the share is equal to the share from `left_of`. Between two limits, the share is interpolated.
+        Above the largest limit, the share rises to 1 at twice this limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return a copy of `head` that also subtracts the time that a kernel call saves if none of its tables is wide.
-        The copy takes vectors with W more elements at the end: the savings for each of W width limits (`saved_of`).
+        """Return a copy of `head` that subtracts the savings of narrow tables from the time of a kernel call. The copy
+        takes vectors with W additional elements at the end: the savings for each of W width limits (`saved_of`), summed
+        over the tables in the call. A negative sum counts as 0.
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -264,8 +265,8 @@ class CommModel(ABC):
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic; None if the model is not analytic (computed from
-        a datasheet).
+        """Return how near published measurements are to this traffic. Only models whose times are computed from a
+        datasheet know this; other models return None.
         """
         return None
 
@@ -385,9 +386,9 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of a step, without the ms that each shard adds, (B,), for B plans.
-        All devices of a plan are assumed to have equal work. The function that `of_shards` returns predicts the ms that
-        each shard adds. The time of the part is this result plus the ms of the shards on a device.
+        """Predict the ms of this part of a step in B plans, (B,), except the ms that `of_shards` counts for each shard.
+        All devices of a plan are assumed to have equal work. The time of the part on a device is this result, plus the
+        ms of each shard on the device.
 
         By default 0.
 

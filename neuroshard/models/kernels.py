@@ -100,18 +100,19 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times are computed from a datasheet, in whole or in part.
-        A type is included if its model is analytic. A type for tables in host memory is also included if it has no
-        model of its own. The time of this type is then the time in device memory, plus the time of the link to the host
-        (`BehindLink`).
+        """The types of kernel calls whose times are computed from a datasheet, at least in part. These are the types
+        with an analytic model, and the types that `BehindLink` predicts.
+
+        `BehindLink` predicts a call of tables in host memory if there is no separate model for this type of call. The
+        prediction is the time of the same call in device memory, plus the time of the link to the host.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`. If the models of different kernel calls
-        have different coverage, return the coverage that is farthest from measurements.
-        Return None if any model is not analytic (computed from a datasheet), because such a model has no coverage.
+        """Return how near published measurements are to the shards in `loads`. If the models of several kernel calls
+        give different answers, return the answer that is farthest from measurements.
+        Return None if one of the models has no answer: only models whose times are computed from a datasheet have one.
         """
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
@@ -129,8 +130,8 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """Pairs of a model and the types of kernel calls that the model predicts; a model that predicts several types
-        is in one pair. A type is given as an index into `CALLS`, the tuple of all types.
+        """Pairs (model, types): every model has one pair, with all types of kernel calls that the model predicts.
+        Each type is given as an index into `CALLS`, the tuple of all types.
         """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
@@ -288,9 +289,11 @@ class Consecutive(SumModel):
     def embed(self, loads: Loads) -> Float32Array:
         """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). The vectors of a device's
         shards are added up, and `head` turns the sum into the total time of K kernels.
-        A vector has a block of H_k elements for each kernel k, then a counter for each kernel, and a last element, 0.
-        The kernel that looks up the shard has the counter -1, and the block of this kernel is the shard's vector from
-        the kernel's model. The blocks and counters of all other kernels are 0.
+
+        A vector has a block of H_k elements for each kernel k, then one counter for each kernel, then a 0. If kernel k
+        looks up the shard, block k is the vector from the model of kernel k, and counter k is -1. All other elements
+        are 0. In the sum, counter k is minus the number of shards of kernel k, so that `head` counts no time for a
+        kernel without shards. At the last element, `head` adds the fixed times of the kernels.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

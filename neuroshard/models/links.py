@@ -16,10 +16,11 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return a copy of the exchange model `model` in which each analytic model (computed from a datasheet) is replaced
-    by the result of `change` for the analytic model.
-    `model` may be an analytic model, or contain analytic models of single collectives. Return `model` unchanged if it
-    contains no analytic model.
+    """Return a copy of the exchange model `model` with changed analytic models. An analytic model is computed from a
+    datasheet. The function `change` takes an analytic model, and returns the changed analytic model.
+
+    `model` may be an analytic model itself, or contain analytic models of single collectives. If `model` contains no
+    analytic model, `model` itself is returned.
     """
     if isinstance(model, RooflineComm):
         return change(model)
@@ -36,7 +37,7 @@ def chosen_links(choice: ModelChoice) -> Change:
     """
 
     def change(model: RooflineComm) -> RooflineComm:
-        """Return a copy of the exchange model with the links in `choice`.
+        """Return a copy of an analytic exchange model with the links in the `choice` that `chosen_links` was given.
 
         Raises:
             UserError: bridges are given for GPUs that do not need them.

@@ -162,9 +162,8 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the ratio of the bytes that pass the network card of each device in a collective to the bytes in the
-    buffer of a device. In an all-to-all over 2 hosts, the ratio is 0.5, because half of the buffer goes to the other
-    host.
+    """Return the number of bytes that pass the network card of each device in a collective, per byte in the buffer of
+    the device. In an all-to-all over 2 hosts, the result is 0.5, because half of the buffer goes to the other host.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -186,9 +185,9 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms in which a collective transfers its bytes, at least 1 ns, if the whole collective takes `taken_ms`.
-    The whole time is the sum of three times: the fixed time `latency_ms`, the transfer of the bytes, and a loss, which
-    is `between` * sqrt(fixed time * transfer time).
+    """Return the ms for the transfer of the bytes in a collective that takes `taken_ms` in total. `latency_ms` is the
+    fixed time of the collective, and `between` is the factor of the loss in the formula of this module. The result is
+    at least 1 ns.
 
     This is the inverse of `_with_losses`. With L the latency and k the factor `between`, the result T solves
     L + T + k sqrt(L T) = taken_ms.

@@ -153,9 +153,9 @@ class InputExchange(PartModel):
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the input dist, without the ms that each shard adds, (B,), for B plans.
-        All devices of a plan are assumed to receive equal bytes. The function that `of_shards` returns predicts the ms
-        that each shard adds. The time of the input dist is this result plus the ms of the shards on a device.
+        """Predict the time of the input dist without the ms of single shards, (B,) ms for B plans.
+        The time of the input dist on a device is this result plus the ms for each shard on the device, which
+        `of_shards` predicts. All devices of a plan are assumed to receive equal bytes.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -221,8 +221,9 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return an array, (B,), that is True for each of B plans in which a part of the framework overhead depends on the
-    work of each device. If an element is False, the part takes equal ms on all devices. `part` is the name of the part.
+    """For each of B plans, return True if the time of a part on a device depends on the device's own work, (B,).
+    False means that the part takes the same time on all devices of the plan. `part` is the name of a part of the
+    framework overhead, such as "framework.outputs".
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -254,10 +255,13 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Divide the ms of `part`, a part of the framework overhead, into three summands, (B,) each, for B plans.
-    All devices of a plan are assumed to have equal work. The first summand depends on counts of the whole plan, such as
-    kernel calls. The second summand depends on the mean work of all devices, and the third on the work of the device
-    itself. Mean work and own work are equal here, but each has its own ms per unit.
+    """Return three summands of the time of `part`, a part of the framework overhead: (B,) ms each, for B plans.
+    The first summand is the time for the counts of the whole plan, such as kernel calls. The second summand is the time
+    for the mean work of all devices. The third summand is the time for the work of the device itself.
+
+    All devices of a plan are assumed to have equal work. The mean work then equals the work of each device, but the
+    model has a slope (ms per unit) for the mean work, and another slope for the device's own work. The three summands
+    add up to the time of the part if the part depends on the work of each device (`_counts_own`).
     """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
@@ -295,10 +299,9 @@ class FrameworkPart(PartModel):
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of the framework overhead, without the ms that each shard adds, (B,), for B
-        plans.
-        All devices of a plan are assumed to have equal work. The function that `of_shards` returns predicts the ms that
-        each shard adds. The time of the part is this result plus the ms of the shards on a device.
+        """Predict the time of this part of the framework overhead without the ms of single shards, (B,) ms for B plans.
+        The time of the part on a device is this result plus the ms for each shard on the device, which `of_shards`
+        predicts. All devices of a plan are assumed to have equal work.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -358,10 +361,9 @@ class HostWait(PartModel):
         return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the error margin of the time that each device waits for its host, (B, D) ms.
-        The host time is the time that the host takes to launch a step, and `margin` computes the error margin of the
-        host time. The returned margin is how much longer a device waits if the host time exceeds the prediction by the
-        error margin of the host time.
+        """Return how much longer each device waits for the host if the host is slower than predicted, (B, D) ms.
+        `margin` computes the error margin of the host time, which is the time that the host takes to launch a step.
+        For example, if the error margin is 2 ms, the result is the added wait if the host takes 2 ms longer.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))

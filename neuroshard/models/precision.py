@@ -35,13 +35,13 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with a model (`Conversion`) of the time that devices take to convert embeddings and gradients.
-    Devices convert fp32 to the data type of an exchange before the exchange, and back to fp32 after the exchange.
-    `each` has two data types, for the forward and the backward exchange. Return an empty tuple if both data types are
-    fp32, or if the time of the conversions is unknown.
+    """Return a model of the time that devices take to convert embeddings and gradients for exchanges in fewer bits. The
+    result is a tuple with one `Conversion`. The tuple is empty if all exchanges are in fp32, or if the time of the
+    conversions is unknown. `each` has two data types: one of the forward exchange, and one of the backward exchange.
 
-    With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
-    conversion takes the measured time.
+    Devices convert fp32 to the data type of an exchange before the exchange, and back to fp32 after the exchange. If
+    `compute` comes from a datasheet, the conversion is a pass over memory before and after each exchange. Otherwise,
+    the conversion takes the time that was measured for `framework`.
     """
     ms_per_mb = sum(_ms_per_mb(compute, framework, one) for one in each if one is not Precision.FP32)
     return (Conversion(ms_per_mb),) if ms_per_mb else ()
@@ -65,10 +65,12 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB of fp32 that a device converts because of the bytes that the device itself sends, (...,).
-    `size_bytes` (..., C) has the bytes that the device sends into each of C collectives.
+    """Return the MB of fp32 that a device converts to fewer bits before the device sends the data, summed over C
+    collectives. `size_bytes` (..., C) has the bytes that the device sends into each collective. The result has the
+    shape (...,).
 
-    For reduce-scatters, the MB include the sums that the device receives and converts back.
+    For reduce-scatters, the MB include the sums that the device receives and converts back. Collectives that are never
+    in fewer bits, such as the all-reduce, add nothing.
     """
     times = np.ones(len(Collective))
     times[list(IN_FULL_PRECISION)] = 0
@@ -91,22 +93,26 @@ class Conversion(PartModel):
     ms_per_mb: float
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each of D devices takes to convert embeddings and gradients from fp32 and back, (B, D),
-        for B plans.
+        """Predict the ms per step that each of D devices takes to convert embeddings and gradients, (B, D), for B
+        plans. A device converts the data that it sends from fp32 to fewer bits, and the data that it receives back to
+        fp32. Only `traffic`, which has the bytes in fp32, influences the result.
         """
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts the ms to convert the outputs of each of n shards (`Loads`) on its device,
-        (n,).
+        """Return a function that takes n shards (`Loads`) and predicts the ms that each shard adds to the conversions
+        on the shard's device, (n,). The device converts the outputs of the shard from fp32 to fewer bits before it
+        sends the outputs. For pooled row-wise tables, the device also converts the sums that it receives back to fp32.
+
+        The ms include the conversions of the gradients, if the backward exchange is in fewer bits.
         """
         devices, host_size = task.topology.num_devices, task.topology.fast_links
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms in which a device converts received outputs back to fp32, (B,), for B plans.
-        All devices of a plan are assumed to have equal work. Pooled outputs of row-wise tables are left out, because
-        the function that `of_shards` returns predicts the ms for these outputs.
+        """Predict the ms that every device of a plan takes to convert received outputs back to fp32, (B,), for B plans.
+        All devices of a plan are assumed to have equal work. The result leaves out pooled outputs of row-wise tables,
+        which `of_shards` already counts.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -111,8 +111,9 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Factors by which lookups take longer than memory bandwidth alone would allow, as a function of the bytes in a
-    row.
+    """Factors for the time of lookups, as a function of the bytes in a row. A factor is the time of lookups, divided by
+    the time that memory takes to move the looked-up bytes at the full speed. A factor can be less than 1, because
+    caches serve some lookups.
 
     Narrow rows keep few threads of a kernel busy; wide rows are in caches less often. Between points, the logarithm of
     the factor is interpolated over the logarithm of the bytes; outside of the points, the nearest point counts.
@@ -126,8 +127,9 @@ class Widths:
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """Return the factors by which lookups take longer than memory bandwidth alone would allow, one for each of n
-        tables, (n,). `row_bytes` (n,) are the bytes that memory moves to read one row of each table.
+        """Return the factor for the time of lookups in each of n tables, (n,). With a factor of 2, lookups take twice
+        the time that memory takes to move the looked-up bytes at the full speed. `row_bytes` (n,) has the bytes that
+        memory moves to read one row of each table.
         """
         if not self.row_bytes:
             return np.ones_like(row_bytes)
@@ -181,11 +183,12 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of the published ms, corrected so that times can be interpolated between two numbers of
+        """The logarithms of the published times, in ms, in a dict by collective and then by number of devices. Each
+        value has the logarithms for S buffer sizes, (S,).
+
+        Before the logarithm, each time is smoothed by `rising`, and divided by the share of the buffer that a device
+        sends to other devices, such as 7/8 with 8 devices. These times can be interpolated between two numbers of
         devices.
-        The result is a dict by collective, and then by number of devices. Each value has the logarithms for S buffer
-        sizes, (S,). The correction divides a time by the share of the buffer that a device sends to other devices, such
-        as 7/8 with 8 devices.
         """
         return {
             collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}

@@ -249,9 +249,8 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,), with which the kernel time of the shard is corrected if the call also
-    has wide tables.
-    The times that `_lookups_ms` and `_rows_ms` predict, which are for pooled tables, are multiplied by this factor.
+    """Return a correction factor for the kernel time of each of n shards, (n,), in a call that also has wide tables.
+    The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods assume pooled tables.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -263,9 +262,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,), with which the kernel time of the shard is corrected if no shard in
-    the call is wider.
-    The times that `_lookups_ms` and `_rows_ms` predict, which are for pooled tables, are multiplied by this factor.
+    """Return a correction factor for the kernel time of each of n shards, (n,), in a call without wider shards.
+    The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods assume pooled tables.
     The factor is 1 for pooled tables of 32, 64 or 128 columns, and above 1 for sequence tables.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
@@ -418,8 +416,8 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return the name that NCCL has for a collective, such as "all_reduce". If the attribute `gathers` of this
-        model is True, as for the backward pass, return "all_gather" for a reduce-scatter.
+        """Return the NCCL name of a collective, such as "all_reduce". In a model of the backward pass, where `gathers`
+        is True, an all-gather takes the place of each reduce-scatter: the name is then "all_gather".
         """
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

@@ -160,11 +160,11 @@ class Simulator:
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of the parts of a step other than kernels and exchanges, (B,), for B plans.
-        All devices of a plan are assumed to have equal work. The result includes, for example, the fixed times of a
-        step, but not the ms that each shard adds to these parts. The models that `compute_for` returns count the ms of
-        the shards as kernel time.
+        All devices of a plan are assumed to have equal work. Two times are left out: the ms that each shard adds to
+        these parts, and the waits of devices for their hosts.
 
-        Waits for the host are left out, too: `waited_ms` predicts them.
+        The models that `compute_for` returns count the ms of the shards as kernel time, and `waited_ms` predicts the
+        waits. The result includes, for example, the fixed times of a step.
 
         Args:
             task: the task, with the number of devices.
@@ -272,8 +272,9 @@ class Simulator:
     def _other_part(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Predict the time and the error margin of `part`, which is a part of a step other than kernels
-        and exchanges.
+        """Predict the time and the error margin of `part`, which is a part of a step other than kernels and exchanges.
+        `known` has the error margins of the models, or is None. `ready_ms` (B, D) is the time in the step at which each
+        device is ready for the part, in each of B plans.
         """
         ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
         margin = None if known is None else known.of(part.name)
@@ -426,11 +427,12 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the quantities of a plan that are compared with the training ranges of the cost models.
-        The quantities are in pairs: the name of a part of a step, such as row-wise kernel calls or reduce-scatters, and
-        a dict of the quantities that decide the cost of this part. The first pair is for all exchanges together, with
-        the quantities "hosts" and "imbalance". Two parts have no pair: pooled column-wise kernel calls in device
-        memory, and all-to-alls.
+        """Yield the quantities of a plan that are compared with the training ranges of the cost models, in pairs. A
+        pair is the name of a part of a step, such as row-wise kernel calls or reduce-scatters, and a dict of the
+        quantities that decide the cost of this part. The dict has the values of each quantity by name.
+
+        The first pair is for all exchanges together, with the quantities "hosts" and "imbalance". Pooled column-wise
+        kernel calls in device memory, and exchanges by `Collective.ALL_TO_ALL`, have no pair of their own.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size

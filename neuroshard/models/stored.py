@@ -305,8 +305,8 @@ class Described:
         return cls(model.kind, model.settings())
 
     def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
-        """Rebuild the model called `name` from this description, and from the tensors whose names begin with `name` and
-        a dot.
+        """Rebuild the model called `name` from this description and from `tensors`. Only tensors whose names begin with
+        `name` and a dot are used. `kinds` has the model class of each kind.
 
         Raises:
             UserError: the kind is not one of `kinds`.

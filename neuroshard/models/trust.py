@@ -41,8 +41,9 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Margins` or a `ModelTests` as a dict, from `by_part`, which has a value for each part of
-    a step.
+    """Convert a dict by part of a step to the fields of a `Margins` or a `ModelTests`, and return the fields as a dict.
+    For example, {"compute": a, "input": b} becomes {"compute": a, "others": {"input": b}}.
+
     The main parts ("compute", "forward" and "backward") are fields of the same names. All other parts are in the field
     "others", a dict by name of the part.
     """
@@ -139,7 +140,7 @@ class CallSample(Protocol):
 
     @property
     def tables(self) -> Sequence[Table]:
-        """The tables of the call, (n,), each with the width of its shard on the device."""
+        """The n tables of the call, (n,). The width of each table is the width of the shard that the device has."""
 
     @property
     def batch_size(self) -> int:
@@ -197,9 +198,9 @@ class Ranges:
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return each of the `values` (B,) divided by the largest value of the same quantity in the training data, as
-        an array (B,). Results below 1 are raised to 1. `quantity` is the name of the quantity, which decides the cost
-        of `part`.
+        """Return B ratios that show how far the `values` (B,) of a quantity exceed the training data, (B,). Each ratio
+        is a value divided by the largest value in the training data; a ratio below 1 is raised to 1. The cost of
+        `part`, a part of a step, depends on the quantity; `quantity` is the name of the quantity.
 
         All ratios are 1 if the training range of the quantity is not known.
         """
@@ -338,9 +339,9 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the cost models in a `CostModels`, and of the facts about these cost models: error margins, training
-    ranges and provenance. If a cost model is replaced later, the record shows which facts must be removed, because they
-    are facts about the replaced cost model.
+    """Record of the cost models in a `CostModels`, together with the facts about these cost models: error margins,
+    training ranges and provenance. If a cost model is replaced later, a comparison with the record shows the
+    replacement, and the facts about the replaced cost model are removed.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -359,8 +360,10 @@ class Origin:
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
         """Return a record of the cost models in `models`, a `CostModels`, and of the facts about these cost models,
         such as margins.
-        There are three main cost models: "compute", "forward" and "backward". `kept` has the names of the main cost
-        models that were not replaced after they were loaded or fitted.
+
+        Three of the cost models are main cost models: "compute", "forward" and "backward". All three are first loaded
+        or fitted together, and some may be replaced later. `kept` has the names of the main cost models that have not
+        been replaced.
         """
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
@@ -372,12 +375,12 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return new values for the facts in `models`, a `CostModels`, that became wrong because cost models were
-        replaced.
-        The result is a dict from the name of a fact, such as "margins", to the new value. If the forward model was
-        replaced, for example, the new margins do not contain the margin of the old forward model.
+        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced since this
+        record was made. The result is a dict from the name of a fact, such as "margins", to the new value. The dict is
+        empty if no cost model was replaced.
 
-        Fields that were set to other values since this record was made are not in the dict.
+        If the forward model was replaced, for example, the new margins do not contain the margin of the old forward
+        model. Fields that were set to other values since this record was made are not in the dict.
         """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:
@@ -396,9 +399,9 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Remove the margins of some cost models from `margins`, and return the remaining margins. `models` has the names
-    of these cost models, such as "forward". Return None if the margins of kernels, of forward exchanges and of backward
-    exchanges are then all unknown (None).
+    """Return a copy of `margins` without the margins of some cost models. `models` has the names of these cost models,
+    such as "forward". Return None if all three main margins ("compute", "forward" and "backward") of the copy are
+    unknown.
     """
     for name in models:
         margins = margins_with(margins, name, None)

@@ -71,12 +71,13 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Divide cached tables into classes by width, in up to three ways: into 2, 3 and 4 classes. Return a tuple for each
-    way, such as (16, 64, 128) for 3 classes: the width, in columns, of the widest table in each class.
-    `tables` (n,) has the indices of the cached tables. With fewer than 4 different widths, there are fewer ways.
+    """Return up to three divisions of cached tables into classes by width: into 2, 3 and 4 classes. A division is a
+    tuple with the width, in columns, of the widest table in each class, such as (16, 64, 128) for 3 classes. `tables`
+    (n,) has the indices of the cached tables.
 
-    The widths in a tuple ascend. The caches of a class are as wide as the widest table of the class; of all divisions
-    into the same number of classes, the returned division needs the fewest bytes of caches.
+    If the tables have fewer than 4 different widths, there are fewer divisions. The widths in a tuple ascend. The
+    caches of a class are as wide as the widest table of the class; of all divisions into the same number of classes,
+    the returned division needs the fewest bytes of caches.
     """
     dims = task.loads.table_dim[tables].astype(np.int64)
     widths, which = np.unique(dims, return_inverse=True)

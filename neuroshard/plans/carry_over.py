@@ -208,10 +208,12 @@ def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Pla
 
 
 def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
-    """Return placements of a column-wise table that keep the number of columns on each device.
-    A table that was on one device stays whole on this device, even if the number of columns of the table changed.
+    """Return placements of a column-wise table with the same number of columns on each device as in `placements`, the
+    earlier placements of the table. If the table was on one device, and the number of columns of the table changed, all
+    columns are placed on this device. Return None if the table was on several devices, and the number of columns
+    changed.
 
-    None if a split table has another number of columns than before.
+    `old` is the table as it was; `new` is the index of the table in `task`.
     """
     dims = Counter[int]()
     for placed in placements:

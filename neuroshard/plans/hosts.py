@@ -173,15 +173,15 @@ class _Piece:
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield one rule for each table in this piece. The rule allows only devices of the host with the number `host`,
-        and of these only the devices that the constraints of the table allow.
+        """Yield one rule for each table in this piece. The rule allows only devices on the host with the number `host`.
+        Devices on this host that the task's constraints forbid for the piece remain forbidden.
         """
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield a constraint for each shard in `shards`. The constraint allows only devices of the shard's host, and of
-        these only the devices that the constraints of the table allow. `shards` has a pair for each shard: the number
-        of the host, and the number of 4-column units in the shard.
+        """Yield a constraint for each shard in `shards`. The constraint allows only devices on the shard's host.
+        Devices on this host that the task's constraints forbid for the piece remain forbidden. `shards` has a pair for
+        each shard: the number of the host, and the number of 4-column units in the shard.
 
         The piece must be of one table only.
         """

@@ -117,8 +117,9 @@ def _columns(plan: Plan) -> Counter[tuple[str, int]]:
 
 
 def _shards(plan: Plan) -> Mapping[tuple[str, int], Shard]:
-    """Return the shard of each table on each device, by (name of the table, device).
-    If a device has several column shards of a table, the last shard is returned, because all have the same rows.
+    """Return a dict from each pair (name of a table, device) to a shard of the table on the device.
+    If the device has several column shards of the table, the dict has only the last of these shards. The rows are the
+    same in all of these shards.
     """
     tables = plan.task.tables
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}

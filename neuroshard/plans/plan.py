@@ -149,8 +149,9 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The loads of the shards on each device, in D sets: one set for each device. A load describes the work of one
-        shard for the kernels of its device. All sets together have S loads, one for each shard of the plan.
+        """The loads of all shards, grouped by device. A load describes the work of one shard for the kernels of the
+        shard's device. The returned `LoadSets` has D sets, one for each device, with S loads in total, one for each
+        shard.
         """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
@@ -191,7 +192,9 @@ class Plan:
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
-        """(H,) bytes of memory on each host that the shards on the devices of the host need."""
+        """(H,) bytes of host memory that the plan uses on each of H hosts. A shard in host memory, with or without a
+        cache, counts for the host of the shard's device.
+        """
         used = self.task.memory.host_bytes(self.device_loads.loads)
         total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
         np.add.at(total, self.device_loads.owners // self.task.topology.host_size, used)
@@ -427,9 +430,8 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
     """Raise UserError if a placement names a table or a device that the task does not have.
-    Also raise UserError if a device has several shards of a table that should be one shard.
-
-    A device may have at most one shard of a table, or several column shards that are together too wide for one shard.
+    Also raise UserError if a device has several shards of one table, unless these are column shards that are together
+    too wide for one shard.
 
     Raises:
         UserError: a check fails; the message names the table and the device.

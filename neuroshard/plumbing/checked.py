@@ -145,8 +145,9 @@ def _literals(hint: Any) -> tuple[object, ...]:
 
 
 def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
-    """Return the limit and the remedy for the error message about a value that is not allowed for the setting `name`.
-    The result is a dict with the keys "limit" and "remedy". The limit lists the allowed values, `literals`.
+    """Return two texts for an error message, as a dict with the keys "limit" and "remedy". The error is that the
+    setting `name` has a value that is not allowed. The limit lists the allowed values, `literals`; the remedy advises
+    to choose one of these values.
     """
     values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}

@@ -87,8 +87,8 @@ def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
 
 def _print_until(ended: Event, progress: Progress, wait: Wait) -> None:
     """Print a progress line for each unfinished task, again and again, until the event `ended` is set.
-    Before each round of lines, call `wait(ended)`. By default, this function waits until `ended` is set, but at most
-    half a minute, and returns True if `ended` is set.
+    Before each round of lines, call `wait(ended)`, and stop if the call returns True. The default `wait` waits until
+    `ended` is set, but at most half a minute, and returns True if `ended` is set.
     """
     while not wait(ended):
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])

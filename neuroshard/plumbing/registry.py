@@ -143,7 +143,7 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
 
 def check_complete(config: Any) -> None:
-    """Raise UserError if a setting of a config has no value, which configs write as `???`."""
+    """Raise UserError if a setting of a config has no value. Configs mark such a setting by the text `???`."""
     settings = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
     for key in _missing_in(settings):
         limit = "a value is needed"
@@ -151,8 +151,8 @@ def check_complete(config: Any) -> None:
 
 
 def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the name of each setting in `settings` that has no value.
-    The names include the groups of the setting, such as `searcher.grid`. The text `prefix` is put before each name.
+    """Yield the name of each setting in `settings`, a nested dict, that has no value. The name is the path of the
+    setting: the settings {"searcher": {"grid": "???"}} give "searcher.grid". The text `prefix` is put before each name.
     """
     for key, value in settings.items() if isinstance(settings, dict) else ():
         if value == "???":
@@ -243,9 +243,10 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return True if a config can give `value` to a setting with the annotation `hint`.
-    If `hint` allows only objects of this package's classes, `value` must be a group of settings (a dict), or None if
-    `hint` allows None. This function accepts any value for other annotations. Each value in a list must pass.
+    """Return True if `value` from a config is suitable for a setting with the annotation `hint`. If the annotation
+    allows only classes of this package, the value must be a group of settings (a dict), from which the object is built.
+    The value None is suitable too if the annotation allows None. For other annotations, every value is suitable. A list
+    is suitable if all of its values are suitable.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)

@@ -141,9 +141,12 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three constant arrays with which `Popularity.of` estimates how often the rows of a table are looked up.
-    The arrays describe G lookup rates, and L power laws, from which `Popularity.of` chooses one for each table. The
-    arrays are the same for all tables, and are computed only once.
+    """Return the three constant arrays that `Popularity.of` needs to estimate how often rows are looked up.
+    The first array has probabilities of lookup counts, the second array has power laws of lookup rates, and the third
+    array has logarithms of the shares of rarely looked up rows under each law.
+
+    There are G lookup rates, and L power laws, from which `Popularity.of` chooses one for each table. The arrays are
+    the same for all tables, and are computed only once.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

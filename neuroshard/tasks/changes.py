@@ -81,9 +81,9 @@ def _of_shape(before: Table, after: Table) -> Iterator[str]:
 
 
 def _of_statistics(before: Table, after: Table) -> Iterator[str]:
-    """Yield one text if the statistics of a table have changed, such as "user: pooling factor 10 -> 12".
-    The text is only the name of the table if the pooling factor has not changed. Yield nothing if no statistic has
-    changed.
+    """Yield one text if any statistic of a table has changed, and nothing otherwise.
+    If the pooling factor has changed, the text is like "user: pooling factor 10 -> 12". If only other statistics have
+    changed, the text is the name of the table, such as "user".
     """
     if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
         return

@@ -95,7 +95,9 @@ class TableRule:
 
     @classmethod
     def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
-        """Return a rule that allows the table called `table` only the tier and cache load factor in `assignment`."""
+        """Return a rule that fixes the tier and the cache load factor of one table to the values in `assignment`.
+        The argument `table` is the exact name of the table, not a pattern.
+        """
         return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
@@ -370,7 +372,7 @@ class Constraints:
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
-    """Return the cache load factor that the rules for a table set; None if no rule sets a factor.
+    """Return the cache load factor that the rules set for a table, or None if no rule sets a cache load factor.
 
     Raises:
         UserError: two rules set different factors.
@@ -451,9 +453,9 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Return the number of columns of the narrowest shard that a table can have.
-    If `equal` is True, all shards of the table must have the same width, and the table has at least `min_shards`
-    shards. Limits that rules set with `min_dim` are ignored.
+    """Return the number of columns of the narrowest shard into which a table can be split.
+    `equal` is True if all shards of the table must have the same width. Then the table has at least `min_shards`
+    shards. The limits that rules set with `min_dim` are ignored.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number

@@ -291,10 +291,9 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return the bytes of the weights of n shards (`loads`), one number for each shard, (n,).
-    The bytes include the optimizer state that belongs to each single weight.
-
-    `state_floats` is the number of floats of state per element, one for all loads or (n,).
+    """Return the bytes of the weights of n shards (`loads`), (n,), with the optimizer state that is stored per weight.
+    `state_floats` is the number of fp32 values that the optimizer stores per weight, such as 2 for Adam. It is one
+    number for all shards, or an array (n,).
     """
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     return _whole(loads.rows) * _whole(loads.dim) * element_bytes

@@ -411,9 +411,12 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return a list with one set of devices for each shard of a table: the devices that the shard may be on.
-        The sets for pinned shards come first. If the pinned shards do not cover all columns, or are fewer than the
-        table's minimum number of shards, sets for the fewest possible further shards follow.
+        """Return a list of sets of devices for a table. Each set is for one shard of the table, and has the devices
+        that the shard may be on.
+
+        The first sets are for the pinned shards. Further sets follow if the table needs more shards: if the pinned
+        shards do not cover all columns, or are fewer than the table's minimum number of shards. The number of further
+        shards is the smallest possible.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

@@ -403,7 +403,7 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
 
     def test_more_features_cost_no_less(self) -> None:
-        """Check that a table that 3 features read costs no less than with 1 feature and the same number of lookups."""
+        """Check that a table with 3 features costs no less than the same table with 1 feature and as many lookups."""
         self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:

@@ -101,8 +101,8 @@ def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
 
 @dataclass(frozen=True)
 class LinearCompute(SumModel):
-    """A compute model with a fixed cost per table, and a cost per column and lookup.
-    Each split of a table adds the fixed cost `per_table_ms`.
+    """A compute model: a shard costs `per_table_ms` + `per_column_ms` * columns * lookups per sample, in ms.
+    A table that is split into two shards thus costs `per_table_ms` twice.
     """
 
     head = ReluHead.of_cost()

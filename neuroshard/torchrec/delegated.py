@@ -302,8 +302,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the parameters of a module that the original sharder can shard and that are in `wanted`, by name.
-        This function replaces the method of the same name in the copy of the sharder.
+        """Return the parameters of a module that the limited copy of `sharder` can shard, by name. These are the
+        parameters in `wanted` that `sharder` itself can shard. This function replaces the copy's method of this name.
         """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}

@@ -192,8 +192,9 @@ class Groups:
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Return how many of `ranks` successive ranks, such as the ranks of a host or a pod, belong to the same group.
-        This number is the same for all groups that have any of these ranks.
+        """Return how many ranks of one group are in a block of `ranks` successive ranks, such as a host or a pod.
+        For example, if a host of 8 ranks is divided equally between 2 groups, the number is 4. The number is the same
+        for every group that has ranks in the block.
         """
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)

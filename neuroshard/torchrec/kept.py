@@ -142,9 +142,9 @@ def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Return True if a plan keeps its memory limits and constraints with another amount of memory.
-    `more` says by how many bytes the memory of each device changes, (D,). `more_on_hosts` says the same for each host,
-    (H,). Negative numbers mean less memory.
+    """Return True if a plan still meets all memory limits and constraints after a change of the amount of memory.
+    `more` (D,) has the bytes that are added to the memory of each device. `more_on_hosts` (H,) has the bytes that are
+    added to the memory of each host. Negative numbers mean less memory.
     """
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)

@@ -299,10 +299,10 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if `table`, a sequence table in one shard, may be called column-wise in its module.
-    TorchRec requires that all column-wise shards of sequence tables in a module have the same width. The result is True
-    only if every column-wise shard in the module is as wide as `table`, and NeuroShard plans all parameters of the
-    module.
+    """Return True if `table` may have the sharding type column_wise in a plan.
+    The table is a sequence table in one shard, so table_wise and column_wise mean the same shard. TorchRec requires
+    that all column-wise shards of sequence tables in a module have the same width. So the result is True only if every
+    column-wise shard in the module is as wide as `table`, and NeuroShard plans all parameters of the module.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}

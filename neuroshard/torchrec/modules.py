@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Served:
-    """A description of the tables that a search can place with the cost models of the search.
+    """The conditions that a table must meet so that a search and the cost models of the search can place the table.
+    NeuroShard plans only tables that meet these conditions.
 
     Attributes:
         calls: kernel calls that tables may have.
@@ -219,8 +220,9 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """Return the constraints of a table, as text, that NeuroShard's plans, the search or the cost models cannot honour.
-    The result is None if all constraints of the table can be honoured.
+    """Return the reason why NeuroShard cannot place a table, as text, or None if NeuroShard can place the table.
+    The text begins with the table's constraints on sharding types and compute kernels, if there are any. An example is
+    "sharding_types=['row_wise']: on one device NeuroShard plans table-wise only".
     """
     if served.calls_of(parameter):
         return None

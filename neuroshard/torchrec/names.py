@@ -68,9 +68,9 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return the statistics in `known` by the names that tasks use for the tables.
-        In `known`, the keys are the names that users write. Raise UserError if a name is ambiguous, or if two names
-        stand for the same table.
+        """Return a copy of the dict `known` in which the keys are the names that tasks use for the tables.
+        In `known`, the keys are the names that users write, and the values are the statistics of the tables. Raise
+        UserError if a name is ambiguous, or if two names stand for the same table.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -89,10 +89,10 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Translate a rule with table names as a user writes them into rules with the names that tasks use.
-        A pattern in the user's rule, such as "tower.*", matches table names with and without the path of the module,
-        but a task has only one of these two names. If the pattern does not match the name in the task, the table gets a
-        rule of its own, so the result can have several rules.
+        """Translate a rule of the user into one or more rules with the names that tasks use.
+        The user may write a table name with or without the path of the module, but a task has only one of these two
+        names. A pattern such as "tower.*" may match a table only by the name that the task does not use. Then this
+        table gets a rule of its own.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]

@@ -231,9 +231,11 @@ class Parameter:
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the pooling factor (lookups per sample) of each feature, for TorchRec's reports.
-        The constraints give the proportions of these factors. The factors are scaled such that all features together
-        have the lookups of `table`, whose pooling factor can come from measured statistics.
+        The result is the pooling factors in the constraints, all multiplied by the same number, so that all features
+        together have as many lookups per sample as `table`.
 
+        For example, the factors 1 and 3 become 2 and 6 if `table` has 8 lookups per sample, and the constraints set
+        neither `num_poolings` nor `batch_sizes`. The pooling factor of `table` may come from measured statistics.
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
         constraints = self.user_constraints

@@ -389,8 +389,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Call `find` on rank 0, and return what all other ranks need: a tuple that is sent to these ranks.
-        The tuple has the result of `find`, and the planner's attributes that `find` set, such as `last_plan`.
+        """Call `find` on rank 0, and return a tuple, which rank 0 sends to all other ranks.
+        The tuple has the result of `find`, and the values of the planner's attributes, such as `last_plan`.
         """
         answer, plan = find(group), self.last_plan
         plan_to_send = plan and replace(plan)  # a copy without cached properties
@@ -410,8 +410,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Return the plan of an earlier job (`kept`) if it was made for the inputs of this job.
-        If the inputs differ, adapt the plan of the earlier job, or search for another plan.
+        """Return a plan for this job, given the plan `kept` that an earlier job saved.
+        If both jobs have the same inputs, the result is the saved plan. If the inputs differ, the saved plan is
+        adapted if possible; otherwise, a search finds another plan.
+
+        `models` has a model for each possible number of sharding groups. A plan is adapted only if there is one model.
         """
         others = [self._differences(kept, model_of_groups) for model_of_groups in models]
         if () in others:
@@ -547,9 +550,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Report a plan that was found, set the planner's attributes, such as `last_plan`, and return the plan.
-        A plan is new if it was not read from the file of `keep`. The callbacks may change a new plan before the
-        reports, and rank 0 of the group saves a new plan to the file.
+        """Report the plan `found`, set the planner's attributes, such as `last_plan`, and return the plan.
+        If the plan was read from the file of the planner's argument `keep`, the plan is not changed. Otherwise, the
+        callbacks first change the plan, and finally rank 0 of the group saves the plan to the file (if `keep` is set).
         """
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:

@@ -265,12 +265,12 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Let the callbacks change the plan of the whole model (`sharding_plan`), and report the changed plan.
-        `plan` is a NeuroShard `Plan` of only the tables that NeuroShard plans, or None if there are no such tables. The
-        callbacks' changes are made in `plan`, too.
+        """Let the callbacks change a plan, report the changed plan, and return it in two forms.
+        `sharding_plan` is the plan of the whole model. `plan` is the same plan as a NeuroShard `Plan`, but only of the
+        tables that NeuroShard plans; None if there are no such tables. `simulator` predicts the cost of `plan`.
 
         Returns:
-            Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.
+            Copies of `sharding_plan` and `plan` with the callbacks' changes; without callbacks, the same two objects.
 
         Raises:
             UserError: a callback moved shards such that TorchRec would fail or train wrong rows.

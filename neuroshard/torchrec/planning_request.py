@@ -80,10 +80,12 @@ class PlanningRequest:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
-        """Return a copy of the request with translated table names.
-        In NeuroShard's rules and statistics, the names that users write are replaced by the names that NeuroShard's
-        search uses. In TorchRec's constraints, entries under plain table names (without the path of the module) are
-        added, because TorchRec looks up plain names.
+        """Return a copy of the request with the table names that NeuroShard's search and TorchRec's planner look up.
+        For NeuroShard's search, the rules and statistics get the search's names instead of the names that users wrote.
+        For TorchRec's planner, the constraints get additional entries: a constraint for `path.name`, where `path` is
+        the path of the module, also gets an entry for `name`.
+
+        Names that several tables have get no additional entry.
 
         Raises:
             UserError: several tables have the same name.

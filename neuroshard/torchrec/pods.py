@@ -122,7 +122,8 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
     """Return the number of ranks on each host of the running job.
-    If no job with as many ranks as the topology runs in this process, return the topology's number of ranks on a host.
+    If torch.distributed is not initialized, or has another world size than the topology, return the topology's number
+    of ranks on a host.
     """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:

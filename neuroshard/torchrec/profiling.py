@@ -103,9 +103,11 @@ def _devices() -> int:
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]) -> dict[str, KeyedJaggedTensor]:
-    """Return a dictionary from each key (name of a feature) in a batch to the tensor that contains the key.
+    """Return a dictionary from each feature name (key) in a batch to the KeyedJaggedTensor that has the feature.
+    For a batch of one KeyedJaggedTensor with the keys "a" and "b", both names have this tensor as the value.
 
-    `read` has the keys that tables read.
+    The function `features` takes the tensors from the batch; without `features`, the batch itself is searched for
+    tensors. `read` has the keys that tables read.
 
     Raises:
         UserError: the batch has another type, or two tensors have the same key or different numbers of samples for keys

@@ -136,9 +136,9 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Return the sharding type of one table in TorchRec's plan: `sharding_type` itself, with one exception. If the
-    collection of a pooled table_wise table also has column_wise tables (`beside_cut` is true), the table becomes
-    column_wise, so that TorchRec looks up and exchanges all these tables together.
+    """Return the sharding type that a table gets in TorchRec's plan.
+    A pooled table_wise table becomes column_wise if the table's collection also has column_wise tables (`beside_cut` is
+    True). TorchRec then looks up and exchanges all these tables together. All other tables keep `sharding_type`.
 
     TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
     shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all

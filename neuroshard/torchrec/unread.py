@@ -132,8 +132,9 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each cache setting in a sharder's `fused_params` that the plan overrides. The plan itself
-    sets the value for each planned table that may have a cache.
+    """Yield a warning for each cache setting in a sharder's `fused_params`, such as "cache_load_factor", that has no
+    effect because the plan itself sets the value. The function looks only at the sharders of planned tables that may
+    have a cache.
     """
     if model.left.compute_device == "cpu":
         return

@@ -78,7 +78,9 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the plans in one more pass, after the passes `before`, and return the measurements of the new pass."""
+    """Measure every plan once more, and return the measurements, which are one pass.
+    `before` has the earlier passes. The number of earlier passes is the number of the new pass and a part of the seed.
+    """
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 

@@ -57,7 +57,9 @@ class KernelMeasurer(Measurer):
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans; the processes that measure stay alive for all passes."""
+        """Yield the function that measures plans. A call of the function measures every plan once, which is one pass.
+        The worker processes that measure stay alive between the calls.
+        """
         # The records of a run are read at its first measurement.
         records = cache(partial(PlanRecords.of_run, hardware=hardware))
         with meters_of(hardware, warn) as meters:
@@ -108,8 +110,8 @@ def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasureme
 
 
 def cost_from(rows: Sequence[PlanMeasurement]) -> Cost | str:
-    """Return the cost of a plan from the rows of one pass, which `rows_of_cost` made. If the rows contain an error,
-    return the error.
+    """Convert rows of measurements, as `rows_of_cost` returns them, to the measured cost of a plan. If the rows contain
+    an error, return the error instead. The rows are from one pass, in which the plan is measured once.
     """
     if (error := error_of(rows)) is not None:
         return error

@@ -141,7 +141,9 @@ class Measurer(ABC):
 
     @abstractmethod
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the number of units of progress that the measurer reports while it measures these plans once."""
+        """Return the number of units by which the progress bar advances while these plans are measured once. What
+        counts as one unit depends on the measurer: for example, one kernel call or one rank.
+        """
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
         """Return the plans that each pass of an evaluation measures, given the plans of a task. A subclass can add a
@@ -160,15 +162,17 @@ class Measurer(ABC):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation. The keys of `measured` are the numbers of the tasks. The values are the
-        passes of the task with the measurements of the task's plans. In a pass, every plan is measured once.
+        """Return the result of an evaluation, computed from the measurements of all tasks. `measured` maps the number
+        of a task to the passes of the task. A pass has the measurements of one round, in which every plan of the task
+        is measured once. `entries` has the evaluated plans, `run` is the directory for the result, and `here`
+        identifies the hardware.
         """
 
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
     """Base class of the measurers that time training steps in TorchRec. In a pass, every plan is measured once.
-    TorchRec builds the models of all plans again for each pass, so settings and tables call a pass a "build".
+    TorchRec builds the models of all plans again for each pass, so settings and results call a pass a "build".
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 

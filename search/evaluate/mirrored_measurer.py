@@ -152,8 +152,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         ]
 
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables that compare the plans for people, followed by lines of text. The lines give the time
-        difference between two measurements of the same plan, and the plans that failed.
+        """Return a readable comparison of the plans: tables, followed by lines of text. The tables have the times of
+        each plan. The first line gives the time difference between two measurements of the first plan, and the other
+        lines give the plans that failed.
         """
         devices = plans_of(compared.entries)[0].task.topology.num_devices
         columns: Mapping[str, Cell] = {

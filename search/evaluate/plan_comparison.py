@@ -107,13 +107,14 @@ class Comparison:
         ]
 
     def phases(self, title: str) -> Grid:
-        """Return a table for people with the ms of each phase, one row per plan."""
+        """Return a printable table with one row for each plan; the row has the mean ms of each phase of a step."""
         ms = {name: [f"{ms:.2f}" for ms in of_plans] for name, of_plans in self.phase_ms.items()}
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def tables_and_lines(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
-        """Return tables for people that compare the plans, followed by lines of text on the smallest reliable
-        difference and on the plans that failed.
+        """Return two printable tables that compare the plans, followed by lines of text. The first line is `floor`,
+        which gives the difference between two measurements of the same plan. Then one line follows for each plan that
+        failed.
 
         Args:
             title: title of the table with a row for each plan.

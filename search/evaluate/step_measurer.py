@@ -86,8 +86,9 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Check that the measurements `rows` can come from one build, in which TorchRec builds the model with every
-        plan and times the training steps. Return None if the check succeeds, and otherwise the reason as text.
+        """Check that `rows` has all measurements of every plan in one pass, such as a time for each phase of a step,
+        and a step time for each turn. A plan that failed has an error instead. Return None if the check succeeds, and
+        otherwise the reason as text.
         """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
@@ -122,8 +123,9 @@ class StepMeasurer(TorchRecMeasurer):
         ]
 
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables that compare the plans for people, followed by lines of text. The lines give the time
-        difference between two builds of the same plan, and the plans that failed.
+        """Return two printable tables that compare the plans, followed by lines of text. The first line says how much
+        the step times of the first plan differ if this plan is built twice. Then one line follows for each plan that
+        failed.
         """
         columns: Mapping[str, Cell] = {
             "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",

@@ -151,9 +151,9 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return the place of `position` between two neighbouring entries of an array with `count` entries, as two numbers.
-    The first number is the index of the lower entry. The second number, 0 to 1, is the fraction of the way from the
-    lower entry to the next entry.
+    """Return the two numbers with which an array is interpolated at `position`. The first number is the index of the
+    entry before the position. The second number, 0 to 1, is the fraction of the way from this entry to the next entry.
+    For example, the position 2.25 gives 2 and 0.25. `count` is the number of entries.
 
     The position is clipped to 0 ... count - 1.
     """
@@ -179,8 +179,9 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Return the time in ms that a device still needs for the forward exchange after the straggler (the device that is
-    ready last) has started the exchange.
+    """Return the time in ms that one device still needs for the forward exchange when the straggler starts the
+    exchange. The straggler is the device that starts last. The other devices may have done a part of the exchange by
+    then.
 
     The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
     segments while it waits. The waits are those of `device_waits`.
@@ -265,9 +266,9 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the scores of one device in `contents`, in place. A score is a number from which the compute cost of a
-    device follows. One score is for all shards on the device together. In addition, each shard has a score for the
-    device without this shard.
+    """Compute the scores of one device in `contents`, in place. A score is a number that `ready_ms` converts to the
+    compute time of a device. One score is for the device with all shards. In addition, there is a score for each shard
+    on the device: the score that the device would have without this shard.
     """
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
@@ -369,8 +370,10 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """Return the estimated cost in ms of a plan after a step of the local search. The step changes the two `devices`,
-    and `others` summarises all devices that the step does not change.
+    """Return the estimated cost in ms that a plan has after a step of the local search. The step changes two of the
+    `count` devices. `devices` has the indices of these two devices, and `ends` has the score and the units (of 4
+    columns) of each after the step. `others` is a summary of all other devices, and `now` has numbers of units before
+    the step.
 
     The step may change the units of the widest device, and so the backward exchange of every device. All other devices
     are ready later (or earlier) by the change in the backward exchange of a device with mean units.

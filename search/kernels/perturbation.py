@@ -91,9 +91,9 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Restore the arrays of `plan` to the state of the plan `start`, and return the widths that were different, one per
-    row, (n, 4). A row has the given `number`, which identifies the plan, an item (such as a table), a device, and the
-    width of the item on the device before the restoration.
+    """Set `plan` back to the plan `start`, in place, and return the differences between the two plans, (n, 4).
+    For each width that was different, there is one row with four values: the `number` of the plan, the item (such as a
+    table), the device, and the width of the item on the device in `plan` before the change.
 
     The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -210,8 +210,10 @@ def _apply(
 
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Undo a step, and return the plan with the widths and the lists of shards from before the step. The other numbers
-    of the devices, such as the bytes, are not restored.
+    """Undo a step: return the plan with the widths and the lists of shards from before the step.
+    `back_units` is the number of units (of 4 columns) that moved back in exchange in this step.
+
+    The bytes, sent units, sums and scores of the devices are not restored; `explore` computes them again.
     """
     source, target, out, portion, back = step
     plan.widths[out, source] += portion

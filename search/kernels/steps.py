@@ -82,11 +82,12 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Return the change of the bytes that a device must receive in a re-planning, if the device gets `then` units (of 4
-    columns) of an item instead of `now` units. In the previous plan the device has `was` units of the item.
+    """Return how many more bytes a device must receive if the new plan gives the device `then` units (of 4 columns) of
+    an item, instead of `now` units. The number is negative if the device must receive fewer bytes. In the previous
+    plan, the device has `was` units of the item.
 
-    The previous plan has `was` units there: a device receives state_bytes(units) - state_bytes(was), and never less
-    than 0.
+    To get from `was` units to `units` units, a device receives state_bytes(units) - state_bytes(was) bytes, and never
+    less than 0.
     """
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     there = state_bytes[first + was]
@@ -129,10 +130,11 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a step of the local search can be ruled out without a full estimate, because one device alone
-    takes at least `worth` ms after the step.
+    """Return True if one device alone takes at least `worth` ms after a step of the local search. The search then skips
+    the step without a full estimate of the step's cost.
 
-    The time of the device is the ready time for this `score` and these `units`, plus `left_ms` of transfer.
+    The time of the device is the ready time (`ready_ms`) for `score` and `units`, plus `left_ms` of transfer. `score`
+    and `units` are estimates or bounds for the device after the step; `widest` is the units of the widest device.
     """
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
@@ -152,10 +154,11 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Return a lower bound of the most units (of 4 columns) that any device sends after a step of the local search. The
-    bound holds for every step that moves a shard, or columns of a shard, away from the device `source`.
+    """Return a lower bound of the units (of 4 columns) of the widest device after a step of the local search. The
+    widest device is the device that sends the most units. The step moves a shard, or columns of a shard, away from the
+    device `source`, and no shard moves back.
 
-    The bound is the larger of the mean, and of the most units of any device except the source.
+    The bound is the larger of the mean of `units` (D,), and of the most units of any device except `source`.
     """
     widest = units.mean()
     for d in range(len(units)):
@@ -300,10 +303,12 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Return the score of a device after a swap of shards: the sum over H entries of relu(base + plus - minus - gone) *
-    weight. The compute cost of the device follows from the score. The compute model describes each shard by a vector
-    (H,). `base` is the sum of the vectors of the device's shards before the swap, plus the bias of the model. The swap
-    adds the shard with the vector `plus`, and removes the shards with the vectors `minus` and `gone`.
+    """Return the score of a device after a swap of shards. The compute cost of the device follows from the score.
+
+    The compute model describes each shard by a vector of H numbers. `base` (H,) is the sum of the vectors of the
+    device's shards before the swap, plus the bias of the model. The swap adds the shard with the vector `plus`, and
+    removes the shards with the vectors `minus` and `gone`. The score is the sum over the H entries of the vectors of
+    relu(base + plus - minus - gone) * weight.
     """
     total = np.float32(0)
     for h in range(len(weight)):

@@ -99,9 +99,11 @@ class LocalSearch:
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Return plans that are made from `plan` by random steps and then improved by local search, one plan for each
-        seed. The improvement uses estimated costs, without calls of the cost models. Plans with high estimated costs
-        are left out; all returned plans have predicted costs.
+        """Return plans that are made from `plan` by random steps and then improved by local search. There is one new
+        plan for each seed, but new plans with high estimated costs are left out.
+
+        Local search compares plans by estimated costs, which need no calls of the cost models. The cost models then
+        predict the costs of the returned plans. `perturbation_steps` is the number of random steps for each new plan.
 
         Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
         `worth` times the lowest estimate of all results and `plan` are left out.
@@ -109,9 +111,9 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Perturb and improve `plan` once for each of the seeds `own`. Return three values: the number of examined
-            plans; for each seed, the changes from `plan` to the improved plan; and the estimated costs of the improved
-            plans in ms.
+            """Make one new plan from `plan` for each of the N seeds in `own` (N,). Return three values: the number of
+            examined plans; a list with the changes that make each new plan from `plan`; and the estimated costs of the
+            new plans in ms, (N,). Each change is a row (item, device, new width in units of 4 columns).
             """
             estimate = np.empty(len(own))
             looked, changes = explore(
@@ -168,7 +170,7 @@ class LocalSearch:
     def likely_steps(self, plan: CostedPlan) -> IntArray:
         """Return the K allowed steps with the lowest estimated costs, one step per row, (K, 5). The five numbers of a
         step are a source device, a target device, an item (such as a table), the moved units (of 4 columns), and an
-        item that moves back (or -1).
+        item that moves back to the source device (-1 if no item moves back).
         """
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
@@ -199,12 +201,12 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Return the state of one device after each of K alternative steps, as two arrays. `device` (K,) has the index
-        of the device for each step. The first array, (K, H), has the sum of the vectors, with H numbers each, by which
-        the compute model describes the device's shards. The second array, (K,), has the units (of 4 columns) that the
-        device sends.
+        """Return the state of one device after each of K alternative steps (K, 5), as two arrays. `device` (K,) has the
+        source devices of the steps if `sign` is -1, or the target devices if `sign` is 1.
 
-        The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
+        In the compute model, each shard is a vector of H numbers. The first array, (K, H), has the sum of the vectors
+        of the device's shards, plus a bias. The second array, (K,), has the units (of 4 columns) that the device sends
+        for each sample.
         """
         first, widths = self._shards.first, plan.widths
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
@@ -258,7 +260,7 @@ def _changed(widths: IntArray, changes: IntArray) -> IntArray:
 def applied(widths: IntArray, step: IntArray) -> IntArray:
     """Return a copy of `widths` after one step of the local search. `widths` (I, D) has the width of each of I items
     (such as tables) on each of D devices, in units of 4 columns. `step` (5,) has a source device, a target device, an
-    item, the number of moved units, and an item that moves back (or -1).
+    item, the number of moved units, and an item that moves back to the source device (-1 if no item moves back).
     """
     source, target, out, units, back = step.tolist()
     after = widths.copy()

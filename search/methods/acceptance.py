@@ -90,9 +90,9 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def may_accept(self, first: Cost, least_ms: float, task: Task, simulator: Simulator) -> bool:
-        """Return True if this rule may accept another plan in place of a first plan with the cost `first`. No other
-        plan is expected to cost less than `least_ms`. If the result is False, a search for other plans is a waste of
-        time.
+        """Return True if this rule may accept another plan in place of a first plan with the cost `first`. `least_ms`
+        is a lower bound of the expected costs of the other plans. If the result is False, a search for other plans is a
+        waste of time.
 
         The margin of a cheaper plan is taken to be the same share of its cost as the first plan's margin is. If gains
         need not exceed margins, the result is True.
@@ -191,9 +191,11 @@ def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, sim
 
 
 def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
-    """Return two indices of plans. The first is the accepted plan with the lowest expected cost. The second is the plan
-    with the lowest predicted cost, or None if this plan is not predicted to be cheaper than the first. The expected
-    cost is the predicted cost plus a correction, because predicted costs are too low on average.
+    """Return the index of the chosen plan, and the index of the plan with the lowest predicted cost. The chosen plan
+    is the accepted plan with the lowest expected cost. The second index is None if no plan has a lower predicted cost
+    than the chosen plan.
+
+    The expected cost is the predicted cost plus a correction, because predicted costs are too low on average.
     """
     accepted = [number for number, assessment in enumerate(assessments) if assessment.rejected is None]
     chosen = min(accepted, key=lambda number: assessments[number].expected_ms)
@@ -217,9 +219,9 @@ def likeliest(costs: Sequence[Cost]) -> int:
 
 
 def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
-    """Return a message about the plan `rejected`: the search rejected this plan, although this plan has a lower
-    predicted cost than the found plan `plan`. Return None if `rejected` is None or breaks limits, or if the costs
-    differ by less than 1%.
+    """Return a message that the search rejected a cheaper plan: `rejected` has a lower predicted cost than `plan`, the
+    plan that the search found. Return None if `rejected` is None or breaks limits, or if the predicted cost of
+    `rejected` is less than 1% lower.
 
     Both are plans of the same task. The compared costs are the costs of all tables of the task.
     """

@@ -167,12 +167,13 @@ def _widths(
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place all items (such as tables) on devices, each in the fewest shards that the rules of the item allow. Return
-    the width of each of I items on each of D devices, (I, D), in units of 4 columns.
+    """Place all items (such as tables) on devices, and return the width of each of I items on each of D devices,
+    (I, D), in units of 4 columns. Each item is first split into the fewest shards that constraints and kernels allow.
+    A shard is halved only if no device has room for the whole shard.
 
     Items that may be on the fewest devices are placed first, then items in ascending order of rank. The function
-    `choose` picks the device of each shard among the devices that have room. If no device has room, the two halves of
-    the shard are placed one by one, and so on.
+    `ranks` returns the rank of each shard. The function `choose` picks the device of a shard among the devices that
+    have room. If no device has room, the two halves of the shard are placed one by one, and so on.
 
     Raises:
         InfeasibleError: no allowed device has room for a shard that may not be halved, or no device is allowed.

@@ -74,8 +74,8 @@ class ImprovedSearch(Searcher):
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Return the plan that this search finds for `task`. The given task is the original task, or a copy with
-            further rules, such as rules that bind tables in host memory to certain hosts.
+            """Find a plan for `task`, which is `fixed.task` or a copy of `fixed.task` with further constraints.
+            For example, the constraints of a copy assign the tables in host memory to hosts.
             """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 

@@ -52,8 +52,8 @@ class PolicySearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the plan with the lowest predicted cost among the plans that the policy makes: the most probable plan,
-        and `samples` plans that are drawn at random.
+        """Return the plan with the lowest predicted cost among all plans that the policy makes. The policy makes
+        1 + `samples` plans: the most probable plan, and `samples` plans that are drawn at random.
 
         Raises:
             InfeasibleError: every plan leaves out a table that no device has room for.
@@ -75,8 +75,8 @@ class PolicySearch(Searcher):
         return Found(found[cheapest(simulator.costs(task, found))])
 
     def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
-        """Return the policy's most probable plan, followed by the plans drawn at random; None in place of a plan if
-        some table fits on no device.
+        """Return 1 + `samples` plans of the policy: the most probable plan, then the plans drawn at random.
+        An entry is None if the policy found no device for one of the tables.
         """
         agent = self._agent
         batch = TaskBatch.of([task], f"policy {self.policy}")

@@ -194,11 +194,11 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search for plans with many choices of sharding types (one type for each table), and return up to three plans.
-        Each plan is the best plan of one group of choices:
-        - choices with column-wise tables only, if possible;
+        """Search for plans with many choices of sharding types, and return up to three plans. A choice has one sharding
+        type for each table. There are three groups of choices, and each returned plan is the best plan of one group:
+        - first choices, in which every table is column-wise if possible;
         - other promising choices;
-        - choices for tasks with further rules, which split tables into more than two equal parts.
+        - choices for variants of the task, in which further rules split some tables into more than two equal parts.
 
         If no choice of any group fits, choices for scarce memory are searched until one fits.
 
@@ -230,8 +230,10 @@ class NeuroShard(Searcher):
         return [self._with_improved_tiers(last, simulator)]
 
     def _may_pay(self, options: OptionTable, best: Sequence[Found]) -> bool:
-        """Return True if the search may accept a plan with other sharding types in place of the first plan in `best`.
-        The result is False only if the search would reject even a plan with the lowest estimated cost of all choices.
+        """Return True if a search for plans with the sharding types in `options` may find a plan that is accepted in
+        place of the plan `best[0]`. The result is False only if the search would keep `best[0]` even if another plan
+        cost only `options.least_ms`, the lowest estimated cost.
+
         If plans may cost less than the estimates, the result is always True: for instance if tables may move to host
         memory, or if rows may move to one host.
         """
@@ -274,11 +276,12 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return option tables for several tasks. An `OptionTable` has the sharding types that each embedding table of
-        a task may have, with estimated costs. There is one option table for each task. If a task does not fit easily in
-        device memory, there is also one option table for each variant of the task: the task with further rules, such as
-        rules that put some embedding tables into host memory. Variants need hosts with memory for tables, and cost
-        models that know the costs of host memory.
+        """Return option tables for several tasks: one for each task, and more for variants of each task that does not
+        fit easily in device memory. An `OptionTable` has the sharding types that each embedding table of a task may
+        have, with estimated costs. A variant is a task with further rules, such as rules that put some embedding tables
+        into host memory.
+
+        There are variants only if hosts have memory for tables, and if the cost models know the costs of host memory.
 
         Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
         errors are appended to `errors`.
@@ -305,9 +308,9 @@ class NeuroShard(Searcher):
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return one choice of sharding types (one type for each embedding table, column-wise if possible) for each of
-        the most promising option tables. An option table has the sharding types that the embedding tables may have in
-        one variant of the task.
+        """Return the first choices of the most promising option tables. An option table has the sharding types that
+        each embedding table may have in one variant of the task. The first choice of an option table gives each
+        embedding table one of these types: column-wise if possible.
 
         The most promising option tables are the option tables whose first choices have the cheapest quick plans or the
         lowest estimates. If there is only one option table, it is used without a quick plan.
@@ -319,10 +322,11 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the most promising choices of sharding types (one type for each embedding table) from all given option
-        tables. An option table has the sharding types that the embedding tables may have in one variant of the task.
-        The choices are sorted by the sum of two costs, the lowest sum first: the cost of a quickly made plan, and the
-        estimated cost.
+        """Return the most promising choices of sharding types from all given option tables, the best choice first. A
+        choice has one sharding type for each embedding table. Choices are ranked by the sum of two costs: the cost of a
+        plan that a fast method makes, and a cost that is estimated before any table is placed.
+
+        An option table has the sharding types that the embedding tables may have in one variant of the task.
         """
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
@@ -358,9 +362,9 @@ class NeuroShard(Searcher):
         return allowed
 
     def _best(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the cheapest of several plans. If some plans have tables in host memory, the cheapest plan of this
-        kind is also improved by better tiers (device memory, cached host memory or host memory). The improved plan is
-        then compared with the given plans.
+        """Return the cheapest of several plans. If some plans have tables in host memory, the search also changes the
+        tiers (device memory, cached host memory or host memory) of the tables in the cheapest of these plans. The
+        changed plan is then one more plan to choose from.
         """
         on_hosts = [one for one in found if _uses_hosts(one.plan)]
         improved = [self._with_improved_tiers(self._cheapest(on_hosts, simulator), simulator)] if on_hosts else []
@@ -411,8 +415,9 @@ class NeuroShard(Searcher):
         return self._accepted(found, replace(found, plan=replace(moved, task=found.plan.task)), simulator)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Return `plan` and other plans to measure on hardware: first plans and results of local searches, for several
-        choices of sharding types, all with the tiers of `plan`.
+        """Return at most `count` plans to measure on hardware: `plan` and other plans. The other plans are made by
+        several methods, such as local search, with several choices of sharding types. All plans have the tiers of
+        `plan`.
 
         The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
@@ -451,9 +456,9 @@ class NeuroShard(Searcher):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the found plan with the lowest expected cost (the predicted cost plus a correction, because predicted
-        costs are too low on average). If the search accepts every gain (`acceptance` is None), return the plan with the
-        lowest predicted cost.
+        """Return the plan with the lowest expected cost. The expected cost is the predicted cost plus a correction,
+        because predicted costs are too low on average. If `acceptance` is None, return the plan with the lowest
+        predicted cost instead.
         """
         if len(found) == 1:
             return found[0]
@@ -461,8 +466,12 @@ class NeuroShard(Searcher):
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
-        """Choose between two plans with the same tables: return `other` if the search accepts `other` in place of
-        `found`, and otherwise return `found`.
+        """Return one of two plans of the same task: `other` if the search accepts `other` in place of `found`, and
+        otherwise `found`. The search accepts `other` if the gain is large enough by the rule `acceptance`. If
+        `acceptance` is None, the search accepts every gain.
+
+        If `found` is returned and the search has rejected cheaper plans, the result also has the cheapest rejected
+        plan.
         """
         task, rule = found.plan.task, self.acceptance
         if rule is not None and _sharding(found.plan) != _sharding(other.plan):
@@ -516,8 +525,9 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error to raise if no plan was found: an error about the memory that is too small, if memory is the
-    reason, and otherwise `error`.
+    """Return the error to raise if the search found no plan: an error about memory if memory is the known reason, and
+    otherwise `error`. The option table `given` has the task, and the sharding types that each table of the task may
+    have.
     """
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):

@@ -92,12 +92,13 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the accepted plan that moves the fewest bytes between devices. The choice is between the accepted
-        plans that cost nearly as little as the cheapest accepted plan. The plan with the required moves only is always
-        accepted. Any other plan is accepted if its predicted gain exceeds a margin for the errors of the cost models.
+        """Return a plan that costs nearly as little as the cheapest plan found. If there are several such plans, return
+        the plan that moves the fewest bytes between devices.
 
-        Its remark names the bytes that are moved. It warns if no shard of the old plan can stay, or if optimizer state
-        does not load.
+        Plans that the search does not accept are left out. The plan that makes only the required moves is always
+        accepted. Any other plan is accepted if the predicted gain exceeds a margin for the errors of the cost models.
+        The remark of the result names the bytes that are moved. The result has a warning if no shard of the old plan
+        can stay, or if optimizer state does not load.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved
@@ -178,8 +179,9 @@ class Replan(Searcher):
         return most - needed
 
     def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
-        """Return the indices of the accepted plans in `found`: the first plan, and every other plan that the acceptance
-        rule of the search accepts in place of the first plan.
+        """Return the indices of the accepted plans in `found`. The first plan is always accepted. Every other plan is
+        accepted if the predicted gain over the first plan is large enough by the acceptance rule of the search. If the
+        search has no acceptance rule, all plans are accepted.
 
         If tables change their sharding type, models that do not know whole steps must predict a larger gain.
         """

@@ -24,9 +24,10 @@ def check_compare(compare: Compare | None) -> None:
 
 
 def torchrec_default(task: Task, simulator: Simulator) -> Plan:
-    """Return the plan of TorchRec's EmbeddingShardingPlanner with its default settings, with the predicted cost.
+    """Return the plan that TorchRec's EmbeddingShardingPlanner finds with default settings. The returned plan contains
+    the cost that the cost models of `simulator` predict for the plan.
 
-    The planner is told the devices with their memory, the batch size, and the mean lookups of each feature. It may use
+    The planner knows the devices with their memory, the batch size, and the mean lookups of each feature. It may use
     all of TorchRec's sharding types and the memory of hosts, if the task has any. It knows no constraints of the task,
     so that the plan may break some of them.
 

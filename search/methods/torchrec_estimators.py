@@ -118,8 +118,8 @@ class TaskStorageEstimator(ShardEstimator):
             shard.storage = Storage(hbm=device, ddr=host)
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory that each of n shards takes. `loads` describes the n shards as the inputs
-        of the cost models. For a cached shard, each row of the cache is counted as exactly as wide as the shard.
+        """Return the bytes of device memory that each of n shards takes, as a list. `loads` has the loads of the n
+        shards. If a shard is cached, the rows of the cache have the width of the shard.
         """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes
@@ -133,8 +133,9 @@ class WidestCacheStorageEstimator(TaskStorageEstimator):
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory that each of n shards takes. A cache is as wide as the widest table in the
-        cache. The cached shards are counted as if all n shards were on one device and shared caches there.
+        """Return the bytes of device memory that each of n shards takes, as a list. `loads` has the loads of the n
+        shards. If a shard is cached, the rows of the cache have the width of the widest shard that could use the same
+        cache, if all n shards were on one device.
         """
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -1,3 +1,3 @@
-"""The options of every table: the sharding types, tiers and numbers of equal parts that the table may have, with bytes
-and costs; and choices of one option for each table.
+"""The choice of options for tables: a sharding type, a tier, and the number of equal parts of each table. The modules
+list the options that a table may have, estimate the bytes and costs of the options, and choose one option per table.
 """

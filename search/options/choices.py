@@ -36,9 +36,9 @@ class TypeChoices:
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each of B choices, return the largest of `numbers` over the tables with the sharding type `form`, (B, Q).
-        `numbers` (T, Q) has Q numbers of different kinds for each of T tables, and each kind has its own maximum. The
-        result is 0 if no table has this sharding type, and never negative.
+        """Return, per choice, the maximum of each of Q values over the tables with the sharding type `form`, (B, Q).
+        `numbers` (T, Q) has Q nonnegative values for each of T tables. For example, the values can be the bytes of the
+        table's largest shard for Q ways to split the table. If no table has this sharding type, the maximum is 0.
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -94,9 +94,9 @@ class ChangedChoices:
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each of B choices, return the largest of `numbers` over the tables with the sharding type `form`, (B, Q).
-        `numbers` (T, Q) has Q numbers of different kinds for each of T tables, and each kind has its own maximum. The
-        result is 0 if no table has this sharding type, and never negative.
+        """Return, per choice, the maximum of each of Q values over the tables with the sharding type `form`, (B, Q).
+        `numbers` (T, Q) has Q nonnegative values for each of T tables. For example, the values can be the bytes of the
+        table's largest shard for Q ways to split the table. If no table has this sharding type, the maximum is 0.
         """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
@@ -113,9 +113,9 @@ Choices = TypeChoices | ChangedChoices
 
 
 def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
-    """For each of B choices of sharding types, return the sum of `numbers` over all tables, (B, ...). `numbers` (T, F,
-    ...) has a number or an array for each of T tables with each of F families of sharding types. Only the entry for the
-    sharding type that a table has in the choice is added.
+    """For each of B choices of sharding types, return the sum of a value over all tables, (B, ...).
+    `numbers` (T, F, ...) has the value, a number or an array, of each of T tables under each of F sharding types. For
+    example, if the value is the bytes that a device receives for a table, the result is the bytes for all tables.
     """
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
@@ -187,9 +187,12 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield several arrays (m, T): m choices of sharding types for T tables. Each choice applies several changes to the
-    choice `types` at once: the first 2, 3, 4, 6, 8, ... changes of a list. For the first array, the list is all of
-    `changes`. For each further array, the list has only the changes to one sharding type.
+    """Yield choices of sharding types that differ from the choice `types` (T,) by several changes at once.
+    `changes` (n, 2) has changes of a table's sharding type, the most promising change first. The first yielded array
+    (m, T) has m choices, which apply the first 2, 3, 4, 6, 8, ... of the changes. Then an array for each sharding type
+    follows, which applies only the changes to this sharding type.
+
+    If a list of changes has several changes of a table, only the first of these changes is applied.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

@@ -29,12 +29,12 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield pairs of tasks with new rules, which split tables into more equal parts. Both tasks of a pair have the same
-    new rules, but the first task may also have other rules that the second task lacks, such as rules on tiers. The
-    search finds a plan for the first task, and the plan is then converted to a plan of the second task.
+    """Yield pairs of tasks with new rules, which split tables into more equal parts. The search finds a plan for the
+    first task of a pair, and the plan is then converted to a plan of the second task.
 
-    The pairs are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
-    rules limit the bytes of a part, otherwise the cost of a part.
+    Both tasks of a pair have the same new rules. In addition, the first task may have rules that the second task lacks,
+    such as rules on tiers. The pairs are made from the task of the choice with the cheapest quick plan. If no quick
+    plan fits in memory, the rules limit the bytes of a part, otherwise the cost of a part.
     """
     best = min(choices, key=lambda one: inf if isnan(one.quick_ms) else one.quick_ms)
     task, asked = best.options.task, best.options.asked
@@ -85,12 +85,13 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield several sets of rules that split tables into equal parts. In each set, a part takes at most a limited share
-    of a device's memory or cost, and the limit differs from set to set. `share_of` returns the share that a table or a
-    part takes.
+    """Yield several sets of rules that split tables into equal parts. Each set has another limit, such as 0.25, on the
+    share of a device's memory or cost that a part takes. `share_of` returns the share of a part, which is given as a
+    narrower table. `left` has the names of tables that get no rule.
 
-    A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
-    enough. Equal sets are yielded once.
+    A table also gets no rule if constraints bind the table to other tables or to devices, if two parts are enough, if
+    the shards of the table may differ in width, or if it is a sequence table. Parts may exceed the limit if the table
+    cannot be split into more parts. Equal sets are yielded once.
     """
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
@@ -104,11 +105,12 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return the rule that splits a table into the fewest equal parts of which each takes at most the share `share` of
-    a device's memory or cost. `share_of` returns the share that a part takes. If the parts are larger even with the
-    largest allowed number of parts, return the rule with this number.
+    """Return a rule that splits a table into more than two equal parts. The rule has the smallest allowed number of
+    parts with which each part takes at most the fraction `share` of a device's memory or cost. `share_of` returns the
+    fraction that a part takes.
 
-    Return None if two parts are enough, or if more than two parts are not allowed.
+    If no allowed number of parts is enough, return the rule with the largest allowed number. Return None if two parts
+    are enough, if more than two parts are not allowed, or if the shards of the table may differ in width.
     """
     table, devices = task.tables[index], task.topology.num_devices
     if not task.limits[index].equal_widths or share_of(_piece(table, 2)) <= share:

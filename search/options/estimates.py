@@ -118,9 +118,11 @@ class ReplicatedTables:
     def of(
         cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
     ) -> "ReplicatedTables":
-        """Return the numbers of all tables for the kernel call `call`: the vectors, the sent bytes and the bytes of
-        memory. The numbers of a table are zero in two cases: if the table does not make this call (`called` (T,) is
-        False), or if the table may not have the sharding type of the call (`allowed` (T, F) is False).
+        """Return the `ReplicatedTables` of the kernel call `call`, with the vector, the sent bytes and the bytes of
+        memory of each of T tables. These values are 0 for the tables that cannot be part of the call.
+
+        The mask `called` (T,) is True for tables that make the call if they have the sharding type of the call. The
+        mask `allowed` (T, F) is True if a table may have a sharding type, for each of F families of sharding types.
         """
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
@@ -147,9 +149,9 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """For each of t tables, return the load that the table causes on the device with the most lookups in this table. A
-    load has the numbers, such as rows, columns and lookups, from which the cost models predict times. The sharding type
-    `layout` spreads the rows or the samples of each table over all devices.
+    """Return t loads, one for each table in `tables` (t,): the work for the table on the device that has the most
+    lookups in the table. The sharding type `layout` spreads the rows or the samples of each table over all devices. A
+    load has numbers such as rows, columns and lookups, from which the cost models predict times.
 
     For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -208,10 +210,10 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. For the
-        first estimate, some device computes the most expensive column-wise shard, and some device sends the widest
-        shard, even if this is more than an even share of the work. For the second estimate, all devices share the work
-        of the column-wise tables evenly.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each.
+        The first estimate considers that one column-wise shard can be more work than an even share: the compute time is
+        at least the time of the most expensive shard, and a device sends at least the columns of the widest shard. The
+        second estimate assumes that all devices share the work of the column-wise tables evenly.
 
         Costs are infinite if memory does not suffice.
         """
@@ -246,10 +248,10 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. For the
-        first estimate, some device computes the most expensive column-wise shard, and some device sends the widest
-        shard, even if this is more than an even share of the work. For the second estimate, all devices share the work
-        of the column-wise tables evenly.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each.
+        The first estimate considers that one column-wise shard can be more work than an even share: the compute time is
+        at least the time of the most expensive shard, and a device sends at least the columns of the widest shard. The
+        second estimate assumes that all devices share the work of the column-wise tables evenly.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -275,12 +277,13 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the estimated costs in ms of plans in which all devices do the same work, (B, Q), for B choices of
-        sharding types and Q ways to split the column-wise tables. On every device, the kernels of the column-wise
-        tables take `cost_ms` (B, Q) ms, and the device sends `columns` (B, Q) columns of these tables for each sample.
-        `shared` has the work for the row-wise and data-parallel tables.
+        """Return estimated costs in ms, (B, Q), for B choices of sharding types and Q ways to split the column-wise
+        tables. All devices are assumed to do the same work. Costs are computed only where `asked` (B, Q) is True; all
+        other costs are infinite.
 
-        The cost is infinite where `asked` (B, Q) is False.
+        On each device, the kernels of the column-wise tables take `cost_ms` (B, Q) ms, and the device sends `columns`
+        (B, Q) columns of these tables for each sample. `shared` has the compute time and the traffic of the row-wise
+        and data-parallel tables.
         """
         choice, cut = asked.nonzero()
         given = shared.given[choice]
@@ -329,9 +332,10 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return the work of one device for each of B choices of sharding types, as three arrays: the number of kernels
-        of each kind of kernel call, the amounts of work (such as lookups), and the bytes of indices and lengths that
-        the device receives. The arrays are zeros if no part of a step depends on these numbers.
+        """Return the work of one device for each of B choices of sharding types, as three arrays. The arrays are the
+        number of kernels for each of K types of kernel call, (B, K), C amounts of work (such as lookups), (B, C), and
+        the bytes of indices and lengths that the device receives, (B,). If no part of a step depends on the amounts or
+        the received bytes, all values are 0.
         """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:

@@ -51,8 +51,10 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
 
 @dataclass(frozen=True, eq=False)
 class LeastBytes:
-    """The fewest bytes that each of T tables takes: of the memory of all devices, of the memory of all hosts, and of
-    both memories together.
+    """The fewest bytes of device memory, of host memory, and of both memories together that each of T tables takes,
+    (T,) each. The bytes of a table are summed over all devices and hosts.
+
+    The three minima of a table may come from different sharding types and tiers.
 
     Attributes:
         device_bytes: of the devices' memory.
@@ -96,8 +98,11 @@ class LeastBytes:
 
 
 def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
-    """Return the tier assignments in which tables may take the fewest bytes, (T,) each: all tables in device memory,
-    all tables with the smallest caches, and all tables in host memory.
+    """Return three lists, each with a tier assignment for every table: all tables in device memory, all tables cached
+    with the smallest caches, and all tables in host memory. A table can take the fewest bytes in any of the lists.
+
+    The smallest cache of a table has room for the share `least_cached` of the rows, unless a constraint of the task
+    sets another share.
     """
     caches = [
         TierAssignment(Tier.UVM_CACHING, least_cached if its.cache_load_factor is None else its.cache_load_factor)
@@ -107,8 +112,8 @@ def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
 
 
 def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:
-    """Return two arrays, (n,) each: the fewest bytes of device memory, and the fewest bytes of host memory, that each
-    of n tables takes on all devices together if the table has the sharding type `layout`.
+    """Return the fewest bytes that each of n tables takes with the sharding type `layout`: an array, (n,), for device
+    memory, and an array, (n,), for host memory. The bytes of all shards of a table are added up.
 
     Shards of a table never take fewer bytes together than the whole table. If every device has a shard whatever the
     others have, the shards are alike.
@@ -138,8 +143,9 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Raise InfeasibleError if some table does not fit in memory with any allowed sharding type, even if the devices
-    have no other tables. `allowed` (T, F) is the mask of allowed sharding types; the tiers of the tables are fixed.
+    """Raise InfeasibleError if a table that may be column-wise does not fit in memory with any allowed sharding type,
+    even if the devices have no other tables. `allowed` (T, F) is True if a table may have a sharding type, for each of
+    T tables and F families of sharding types. Each table is in the memory tier that the task assigns to the table.
     """
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):

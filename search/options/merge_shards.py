@@ -111,9 +111,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Select merges of shards that can be applied together, and return the selected merges, one per row, (k, 5).
-    `steps` (K, 5) has K merges, one per row. No two selected merges change the same item (such as a table), and no two
-    selected merges move a shard to the same device.
+    """Return k of K merges that can be applied together, one merge per row, (k, 5). `steps` (K, 5) has the K merges, in
+    rows such as `_merges` returns. The function selects merges in the order of the rows. A merge is left out if an
+    already selected merge changes the same item (such as a table) or moves a shard to the same device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
@@ -125,11 +125,11 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return all possible merges of two shards of the same item, (K, 5), one of K merges per row. An item is usually a
-    table. A merge moves the narrowest shard of an item to another device that already has a shard of the item and has
-    enough free memory.
+    """Return all possible merges of shards, one of K merges per row, (K, 5). A merge moves the narrowest shard of an
+    item (such as a table) to another device that already has a shard of the item and has enough free memory. A row is
+    (source device, target device, item, moved units of 4 columns, -1).
 
-    A row is (source, target, item, units of 4 columns, -1), as in local search.
+    Rows have the same form as the steps of local search, in which -1 means that no item moves back.
     """
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)

@@ -232,7 +232,8 @@ class OptionTable:
         def mended(best: IntArray, most: int) -> IntArray:
             """Improve the choice `best` step by step, and return the last choice. Each step changes the sharding type
             of one table, by the change that leads to the cheapest quick plan. The steps end if no change makes the
-            quick plan cheaper, or if `most` choices have been tried in all.
+            quick plan cheaper, or if the number of quick plans reaches `most`. This number includes the quick plans
+            that were made earlier.
             """
             while len(tried) < most:
                 others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
@@ -340,8 +341,8 @@ class OptionTable:
         return self._followed(ChangedChoices(types, near[: SETTINGS.neighbours])).types
 
     def _followed(self, choices: Choices) -> Choices:
-        """Return the choices after each table takes the sharding type of its leader (the first of the tables
-        that are kept together).
+        """Return the choices of sharding types, changed so that each table has the sharding type of the table's leader.
+        The leader of tables that are kept together is the first of these tables; every other table is its own leader.
 
         Without groups of tables, the choices themselves are returned, because a copy may be large.
         """
@@ -352,27 +353,32 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return a mask (T, F): True if the search may change a table to a sharding type, for each of T tables and each
-        of F families of sharding types. A table keeps the values of the mask `allowed`, except in a group of tables
-        that are kept together: there, all tables but the first (the leader) have False, because these tables always
-        follow the leader.
+        """Return a copy of the mask `allowed` (T, F), in which all values of a table are False if the table follows a
+        leader. The mask has a value for each of T tables and each of F families of sharding types.
+
+        In a group of tables that are kept together, the first table is the leader. The other tables always have the
+        sharding type of the leader, so the search changes only the leader.
         """
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return one choice of sharding types, (1, T): the cheapest, by estimated cost, of the choices in which the 1,
-        2, 4, ... most expensive tables have the sharding type `form`. All other tables have the sharding types of the
-        first choice. Return an empty array, (0, T), if no table may change to `form`.
+        """Return the cheapest of several choices of sharding types, (1, T), in which the most expensive tables have the
+        sharding type `form`. The first of these choices changes the most expensive table to `form`, the next choice the
+        2 most expensive tables, then 4, 8, ... tables. Return an empty array, (0, T), if no table may change to `form`.
+
+        The choices are compared by estimated cost. All other tables have the sharding types of the first choice of the
+        option table.
 
         For data_parallel, the tables with the highest cost per byte count as the most expensive tables.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return a value for each of the t tables `moved`, (t,). The tables with the highest values change to the
-            sharding type `form` first. The value of a table is the compute time in ms of the table alone on a device;
-            if `form` is data-parallel, this time is divided by the bytes of the table.
+            """Return a priority for each of t tables, (t,): the tables with the highest priorities change to the
+            sharding type `form` first. `moved` (t,) has the indices of the tables. The priority is the compute time in
+            ms of the whole table alone on a device. If `form` is data-parallel, this time is divided by the bytes of
+            the table.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share
@@ -437,7 +443,9 @@ class OptionTable:
             yield from (Choice(self, types) for types in chain(self.more_row_wise(), self.fewer_column_wise()))
 
     def _bytes_by_type(self) -> IntArray:
-        """Return the bytes that each table takes on all devices together, with each sharding type, (T, F)."""
+        """Return the bytes of device memory that each table takes with each sharding type, as an array (T, F) for T
+        tables and F families of sharding types. The bytes of a table are the total over all devices.
+        """
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
         shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
         others = [size_of(loads) * devices for loads in shared]

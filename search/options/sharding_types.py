@@ -83,9 +83,9 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the kernel calls that the cost models know, for tables of the families `forms` of sharding types
-    (column-wise, row-wise, data-parallel). The cost models know a call if they can predict the time of the call, and
-    also the times of the exchanges between devices for tables of this family.
+    """Return the types of kernel calls that the cost models can predict. Only calls for tables in the families `forms`
+    (column-wise, row-wise or data-parallel) are returned. For each returned call, the cost models can also predict the
+    exchanges between devices for tables in the family of the call.
     """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
@@ -164,9 +164,12 @@ def _bound(task: Task) -> frozenset[str]:
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return the reason, as text, why a table, given by its index, may not have any sharding type of the family
-    `layout` (column-wise, row-wise or data-parallel). Return None if the table may have at least one type of the
-    family. The reason disregards other tables that must be kept together with this table.
+    """Return a text that says why a table may have no sharding type of a family, such as row-wise. Return None if the
+    table may have at least one type of the family. Only the table itself is checked, even if the table must be kept
+    together with other tables.
+
+    `index` is the index of the table, and `layout` is the family: column-wise, row-wise or data-parallel. `calls` are
+    the types of kernel calls that tables may use. `bound` has the names of the tables that are pinned or kept apart.
     """
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None

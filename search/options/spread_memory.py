@@ -15,15 +15,14 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Move shards of `plan` to other devices, one after the other, to free memory on the fullest device. Return `plan`
-    itself, and then plans after more and more moves. Each move takes a shard away from the device that is the fullest
-    before the move. Each plan costs at most `most_ms`.
+    """Free memory on the fullest device of `plan`: move shards to other devices, one after the other. Return the plans
+    after 0, 1, 2, 4, 8, ... moves, and after all moves. Each move takes a shard away from the device that is the
+    fullest before the move. No move raises the cost above `most_ms`.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
     if the share of the fullest device that becomes free is large enough: `ChoiceSettings.memory_worth` times the share
     of the cost that all steps add. The search ends if devices are about equally full, or if no step is allowed.
-    Returned are the plans after 0, 1, 2, 4, 8, ... steps, and after all.
     """
     steps, plans, taken, work = _MemorySteps.of(space), [plan], 0, 0
     free, first_ms, first_full = True, plan.cost_ms, steps.fullest(plan.widths)
@@ -44,9 +43,9 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Try the K possible moves of shards in `steps` (K, 5) one after the other, and return the plan after the first
-    move that is cheap enough. The plan after move k may cost at most `limits_ms[k]`, in ms. Return None if every move
-    costs too much.
+    """Return the plan after the first of K possible moves that is cheap enough. The plan after move k may cost at most
+    `limits_ms[k]`, in ms. Return None if every move costs too much. Each move is a row of `steps` (K, 5), as
+    `_MemorySteps.from_fullest` returns it.
     """
     ends = np.minimum(np.cumsum(SETTINGS.memory_steps_costed), len(steps)).tolist()
     for first, end in pairwise(np.unique([0, *ends]).tolist()):
@@ -90,14 +89,15 @@ class _MemorySteps:
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
         """Return the K possible steps that move a shard away from the fullest device of a plan: the device with the
-        highest share of memory in use. `widths` (I, D) has the width of each of I items on each of D devices. The
-        result has two arrays: the steps, one per row, (K, 5); and the share of memory in use on the fullest device
-        after each step alone, (K,).
+        highest share of memory in use. `widths` (I, D) has the width of each of I items on each of D devices, in units
+        of 4 columns.
+        The result has two arrays. The first array (K, 5) has a row for each step: the source device, the target device,
+        the item, the width of the moved shard, and an item that moves back to the source device (-1 if no item moves
+        back). The second array (K,) has the share of memory in use on the fullest device if only this step is taken.
 
-        A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both
-        devices of the step are less full than the fullest device was before. The steps are sorted by the share of
-        memory in use on the fuller of these two devices after the step, the lowest share first. There are no steps if
-        devices are about equally full.
+        After a step, both devices of the step are less full than the fullest device was before. The steps are sorted by
+        the share of memory in use on the fuller of these two devices after the step, the lowest share first. There are
+        no steps if devices are about equally full.
         """
         size_bytes = self.space.shards.size_bytes[self.space.shards.first[:, None] + widths]  # (I, D)
         used = self.space.fixed.size_bytes + size_bytes.sum(axis=0)
@@ -120,12 +120,10 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return the p candidates for an exchange of shards with the device `source`, as two arrays, (p,) each. A
-        candidate is the item of a shard that may move to `source`, and the device on which the shard is now. The item
-        -1 stands for no shard: then a shard of `source` moves to the device, and nothing moves back.
-
-        Returns:
-            (p,) items, or -1, and the (p,) devices that the partners are on.
+        """Return p candidates (item, device) that may be exchanged for a shard of the device `source`. The result has
+        two arrays: the items, (p,), and the devices, (p,).
+        In an exchange, a shard of `source` moves to the candidate's device, and the shard of the candidate's item moves
+        from this device to `source`. The item -1 means that no shard moves back to `source`.
         """
         devices = np.arange(widths.shape[1])
         may = self.may & self.may[:, [source]] & (widths[:, [source]] == 0)

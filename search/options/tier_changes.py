@@ -30,11 +30,12 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the same plan for a task with further rules. The rules fix every table to its tier in the plan, so that a
-    search keeps these tiers.
+    """Return the plan with a changed task, which keeps every table in the tier that the table has in the plan. For this
+    purpose, the constraints of the task get further rules, unless these tiers are the task's own
+    (`Task.tier_assignments`). Searches for this task then keep the tiers.
 
-    If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
-    whose caches are as wide as theirs: then the bounds are the plan's own bytes.
+    A search may count more bytes for caches than the plan takes (`within_bounds`). If devices do not have this much
+    memory, cached shards are also pinned to devices (`pin_to_caches`), so that a search counts the plan's own bytes.
     """
     kept = (
         plan
@@ -53,8 +54,8 @@ def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ..
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if the plan fits in device memory by the bytes that a search counts. A search may count more bytes
-    than the plan takes.
+    """Return True if the bytes that a search counts for the plan fit in device memory. A search may count more bytes
+    than the plan takes. The bytes that the plan takes are assumed to fit.
 
     FBGEMM keeps the rows of cached tables in one kernel call as wide as the widest of the tables. The search counts
     this width for every cached table that may share a call with a wider table, even if the plan puts the wider table
@@ -75,9 +76,9 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan for a task with further rules, which keep caches as narrow as in the plan. Each cached
-    column-wise shard may only be on the devices where the plan has an equally wide cache for the same kind of kernel
-    call.
+    """Return the plan with a changed task, in which cached column-wise shards are pinned to devices. Searches for this
+    task then keep the caches as narrow as in the plan. A shard may only be on devices where the plan has a cache for
+    the same kernel that is as wide as the cache of the shard.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """

@@ -109,9 +109,8 @@ class _NarrowCaches(NamedTuple):
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
     """Yield several ways to limit the widths of caches. A way either splits wide tables into narrower shards, or places
-    tables of different widths on different devices. In the task `every`, all tables that may be cached are cached.
-
-    The tables `mixed` (n,) share caches with tables of other widths.
+    tables of different widths on different devices. `every` is the task in which all tables that may be cached are
+    cached. `mixed` (n,) has the indices of the tables that share a cache with tables of other widths.
     """
     dims, ones = every.loads.table_dim, np.ones(len(every.tables), dtype=np.int64)
     classes, widest = width_classes(every, mixed), int(dims[mixed].max())
@@ -128,8 +127,9 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """The bytes and the costs of each table in each tier, for one way to limit the widths of caches. The way either
-    splits wide tables into shards, or places tables of different widths on different devices.
+    """A way to limit the widths of caches (`way`), and the bytes and costs of each table in each tier under this limit
+    (`options`). The way either splits wide tables into shards, or places tables of different widths on different
+    devices.
     """
 
     way: _NarrowCaches
@@ -159,10 +159,11 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield choices of a tier for each table, and of a way to limit the widths of caches. First, yield the cheapest
-    choice for each of several fractions of device memory that the tables may fill. Then take one of these fractions,
-    and yield the cheapest choice for each promising way to limit the widths, except the way whose choice was already
-    yielded.
+    """Yield choices of a tier for each table, with the ways in `each` to limit the widths of caches. First, yield the
+    cheapest choice for each of several fractions of device memory that the tables may fill. Then, for one of these
+    fractions, also yield the choices of the other ways.
+
+    Only the few ways with the cheapest choices are used. Each choice is made for one way.
     """
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 

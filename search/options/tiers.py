@@ -23,9 +23,10 @@ _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 @dataclass(frozen=True, eq=False)
 class TierOptions:
-    """For each of T tables and each of O tier assignments (a tier and a cache size): the bytes and the cost of the
-    whole table. If a table must be data-parallel, the bytes of device memory are the bytes of the copies on all devices
-    together.
+    """The bytes and the cost of each of T tables with each of O tier assignments (a memory tier and a cache size).
+
+    The bytes and the cost are for the whole table. For a table that must be data-parallel, the bytes of device memory
+    are the sum over the copies on all devices.
 
     Attributes:
         tier_assignments: (O,).
@@ -61,11 +62,11 @@ class TierOptions:
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
         """Return a copy of the tier options, in which some tables that may be data-parallel take fewer bytes of device
-        memory. The bytes of such a table are the bytes of the copies on all devices together, if this is less than the
-        bytes of the whole table on a single device.
+        memory. For these tables, the data-parallel copies on all devices together take fewer bytes than the whole
+        table with another sharding type, because the buffers of data-parallel tables are smaller.
 
-        `allowed` (T, F) is the mask of the sharding types that each table may have. On each device, a data-parallel
-        table is looked up only for the samples of this device, so the buffers are smaller.
+        The buffers are smaller because each device looks up a data-parallel table only for the device's own samples.
+        `allowed` (T, F) is the mask of the families of sharding types that each table may have.
         """
         size = self.device_bytes.copy()
         for table in np.flatnonzero(allowed[:, FORMS.index(DATA_PARALLEL_LAYOUT.form)]).tolist():
@@ -118,12 +119,14 @@ class TierOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return a tier option (a tier and a cache size) for each of T tables, as indices, (T,). At first, each table
-        has the option with the fewest bytes of device memory. Then each table for which device memory has room changes
-        to the option with the fewest bytes of host memory; the tables that save the most host memory change first.
-        Return None if the tables do not fit in memory after these changes.
+        """Choose a tier option (a tier and a cache size) for each of T tables so that all tables fit in device memory
+        and host memory. Return the options as indices, (T,), or None if no options were found with which the tables
+        fit.
 
-        A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
+        At first, each table has the option with the fewest bytes of device memory. Then each table for which device
+        memory has room changes to the option with the fewest bytes of host memory; the tables that save the most host
+        memory change first. A small table gains more per byte, but may leave too few bytes for a large table for which
+        the hosts have no room.
         """
         may, rows, none = np.isfinite(self.cost_ms), np.arange(len(self.cost_ms)), np.iinfo(np.int64).max
         chosen, roomy = (np.where(may, size, none).argmin(axis=1) for size in (self.device_bytes, self.host_bytes))
@@ -135,17 +138,20 @@ class TierOptions:
         return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
-        """Return choices of a tier for each table, (T,) each. There is one choice, the cheapest, for each of several
-        fractions of device memory that the tables may fill. The largest fraction comes first, and equal choices appear
-        once.
+        """Return several choices of tiers for the tables. Each choice is an array (T,) with a tier option for each of T
+        tables. For example, one choice has a low cost if the tables may fill all device memory, and another choice has
+        a low cost if the tables may fill at most 80% of it.
+
+        The choice for the largest fraction of device memory comes first. Equal choices appear once.
         """
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         chosen = (self.cheapest(total * share, hosts) for share in SETTINGS.memory_shares)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """Return the error to raise if no choice of tiers was found with which all tables of a task fit in memory. If a
-        sum of bytes proves that device memory, host memory or both together are too small, the error names this memory.
+        """Return the error for a search that found no choice of tiers with which all tables of a task fit in memory.
+        The error names the memory that is too small (of the devices, of the hosts, or both together), if a sum of bytes
+        proves that this memory is too small.
         """
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (

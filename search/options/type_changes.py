@@ -64,9 +64,12 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return two estimated costs in ms for each of B choices of sharding types, (B,) each, as
-            `CostEstimates.costs` does. Both costs are infinite if the choice moves more than `most_bytes` bytes to
-            devices.
+            """Return two estimated costs of each of B choices of sharding types, as two arrays, (B,) ms each. The
+            second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
+            considers that a single shard may be more than an even share. Both costs are infinite if the choice moves
+            more than `most_bytes` bytes to devices.
+
+            `CostEstimates.costs` computes the estimates.
             """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
@@ -77,8 +80,9 @@ class TypeChanges:
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
-        """Return the plan with as many tables changed to table-wise as possible, if the plan then costs at most
-        `most_ms` and keeps the limits of the task.
+        """Change as many row-wise and data-parallel tables as possible to table-wise, and return the new plan. The new
+        plan keeps the limits of the task and costs at most `most_ms`. If even one changed table is too many, the
+        starting plan is returned.
 
         The first are the tables whose other sharding type is estimated to gain least: 1, 2, 4, ... tables, until a plan
         costs too much; then the largest count is found by bisection.
@@ -101,8 +105,11 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return the sharding types of all T tables, (T,), after `tables` and the tables that are kept together with
-        any of `tables` become column-wise. All other tables keep the sharding types of the starting plan.
+        """Return the sharding types of all T tables, (T,), if `tables` become column-wise. Each of `tables` is a single
+        table, or stands for a group of tables that are kept together: the whole group becomes column-wise. All other
+        tables keep the sharding types of the starting plan.
+
+        The leader (`choices.leaders`) stands for a group.
         """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
@@ -149,11 +156,13 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Return an upper bound of the bytes of weights and optimizer state that devices receive if one table of the plan
-    `start` changes its sharding type, (T, F): for each of T tables, and for each of F families of sharding types as the
-    new type. `now` (T,) has the current sharding types.
+    """Return an upper bound of the bytes that devices receive if a single table of the plan `start` changes to another
+    sharding type, (T, F). There is one number for each of T tables and each of F families of sharding types, such as
+    row-wise. The bytes are weights and optimizer state. `now` (T,) has the family of each table in the plan, and
+    `allowed` (T, F) is True for the families to which a table may change.
 
-    The bytes are 0 if the table has the sharding type already, or may not have this type.
+    The bytes are 0 if the table belongs to the family already, or may not change to row-wise or data-parallel. The
+    bytes are also 0 if a data-parallel table becomes column-wise, because all devices have the table already.
     """
     task, arriving = start.task, np.zeros(allowed.shape, dtype=np.int64)
     in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
@@ -227,10 +236,8 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
-    """Move the rows of each table in `host_of` to the devices of one host, and return the new plan. The moved tables
-    stay row-wise.
-
-    The mapping gives the number of a host for the index of a table.
+    """Move the rows of some tables from the devices of all hosts to the devices of one host, and return the new plan.
+    `host_of` maps the index of each moved table to the number of the table's host. The moved tables stay row-wise.
     """
     hosts = plan.task.topology.domains
     kept = (placed for placed in plan.placements if placed.shard.table not in host_of)

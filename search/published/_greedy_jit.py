@@ -16,13 +16,13 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """What each of S shards adds to a device without other shards of the item: bytes, score, and units of 4 columns.
+    """The score, sent units and bytes that each of S shards adds to a device without other shards of the same item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
-        sends: (S,) units.
-        takes: (S,) bytes.
-        vectors: (S, H).
+        sends: (S,) units of 4 columns that the device sends for each sample.
+        takes: (S,) bytes of memory on the device.
+        vectors: (S, H) vectors by which the compute model describes the shards.
     """
 
     adds: FloatArray
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return what each shard in `placed` (S, 2), an item and a width, adds to a device without shards of the item."""
+    """Return score, units and bytes that each (item, width) of `placed` (S, 2) adds to a device without the item."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -60,16 +60,16 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Set each `least[s]` to the minimum of `sends[s:]`, the units of 4 columns that shard s and later shards send."""
+    """Set each `least[s]` to the fewest units (of 4 columns) that any one shard of s, s + 1, ... sends for a sample."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True if an item has several shards in `placed` (S, 2), or must be apart from other items.
+    """Return a mask (I,): True for each item whose widths on the devices the greedy loop must record.
 
-    Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
+    Such an item has several shards in `placed` (S, 2), or has rivals (`PlacementRules`). Recording all would be slow.
     """
     has_rivals = shards.rules.rival_first[1:] > shards.rules.rival_first[:-1]
     several: BoolArray = np.bincount(placed[:, 0], minlength=len(has_rivals)) > 1
@@ -78,7 +78,7 @@ def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
 
 @jit_inline
 def _without_full(heap: IntArray, size: int, room: DeviceRoom, least: float, score: FloatArray) -> int:
-    """Remove the devices that may send fewer than `least` more units of 4 columns from a heap; return the new size."""
+    """Remove from the heap each device with fewer than `least` free units (of 4 columns), and return the new size."""
     kept = 0
     for node in range(size):
         if room.free_units[heap[node]] >= least:
@@ -98,7 +98,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     shards: ShardTable,
     device_score: DeviceScore,
 ) -> None:
-    """Place P column splits (S shards each) greedily on D devices under each of M caps on traffic, and fill `outcome`.
+    """Place the shards of P column splits greedily on D devices, once under each of M `caps`, and fill `outcome`.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.

@@ -1,4 +1,4 @@
-"""The room for shards on devices during placement: compiled functions that placement and local search share."""
+"""The free memory and traffic of devices, and compiled functions that greedy placement and local search share."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 
 class DeviceRoom(NamedTuple):
-    """The shards on D devices so far, and the memory and traffic that are left; placing a shard changes the arrays.
+    """The shards placed on D devices so far, with the memory and the traffic that each device has left for more shards.
+    If a shard is placed, the arrays change.
 
     Attributes:
         widths: (I, D) units of each item on each device.
@@ -24,16 +25,15 @@ class DeviceRoom(NamedTuple):
 
     @classmethod
     def empty(cls, shards: ShardTable, memory_bytes: IntArray) -> "DeviceRoom":
-        """Return the room of empty devices with memory_bytes (D,), without a cap on sent units (of 4 columns)."""
+        """Return the `DeviceRoom` of D empty devices: all `memory_bytes` (D,) are free, and traffic has no limit."""
         widths = np.zeros(shards.rules.allowed.shape, dtype=np.int64)
         return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), np.inf))
 
 
 @jit_inline
 def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Return True if the rules allow a shard of an item on a device, given the shards `widths` (I, D) placed so far.
-
-    The item `leaving` counts as gone from the device; -1 stands for none.
+    """Return True if the rules allow a shard of `item` on `device` beside the other items that the device has.
+    `widths` (I, D) has the units of each item on each device. The item `leaving` is ignored; -1 to ignore no item.
     """
     if not rules.allowed[item, device]:
         return False
@@ -47,10 +47,10 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if a device has room for a shard (`takes` bytes, `sends` units of 4 columns) and the rules allow it.
-
-    The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
-    that needs several devices must be on different devices.
+    """Return True if a device has room for a further shard of an item, and the rules allow the shard on the device.
+    The shard takes `takes` bytes and sends `sends` units of 4 columns for each sample; the device already has `there`
+    units of the item. Two shards of an item on one device become one shard. So shards of an item that needs several
+    devices must be on different devices.
     """
     if sends > room.free_units[device] or takes > room.free_bytes[device]:
         return False
@@ -68,9 +68,9 @@ def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
 
 @jit_inline_fast
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """Return a device's score after vector `plus` joins and vector `minus` leaves: relu(base + plus - minus) @ weight.
-
-    `base` (H,) includes the bias; only the first entries, as many as `weight` has, count.
+    """Return the score of a device after a change of its shards: relu(base + plus - minus) @ weight.
+    `base` (H,) is the bias plus the vectors of the device's shards. The change adds the vector `plus` and removes the
+    vector `minus`. If `weight` has fewer entries than H, only as many entries at the start of the vectors count.
     """
     total = np.float32(0)
     for h in range(len(weight)):

@@ -36,7 +36,7 @@ class DeviceScore(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """P * M placements on D devices: P column splits (S shards each), each placed under each of M caps on traffic.
+    """Placements of P column splits (S shards each) on D devices: M placements of each split, under M caps on traffic.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.
@@ -63,7 +63,7 @@ def place_greedily(
     fixed_score: FloatArray,
     score: DeviceScore,
 ) -> IntArray | None:
-    """Place shards one by one, each on the device whose score with the shard is lowest; among equals, the first.
+    """Place shards one by one. Of the devices with room, each shard takes the device whose new score would be lowest.
 
     Args:
         shards: all shards.
@@ -71,7 +71,7 @@ def place_greedily(
         max_units: cap on the units that a device sends for each sample, which bounds the imbalance of the exchanges.
         memory_bytes: (D,) memory of each device.
         fixed_score: (D,) score of the tables that are on the devices already.
-        score: the score by which devices are compared.
+        score: the score by which devices are compared; if several scores are equal, the first device is taken.
 
     Returns:
         (S,) device of each shard, or None if some shard fits nowhere.
@@ -99,7 +99,7 @@ def place_greedily(
 
 
 def may_hold(shards: ShardTable, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask of devices (D,): True if rules allow the item there, given the placed `widths` (I, D)."""
+    """Return a mask (D,): True if the rules allow another shard of `item` on the device, given all `widths` (I, D)."""
     rules = shards.rules
     beside_rival = (widths[rules.rivals_of(item)] > 0).any(axis=0)
     must_be_apart = (rules.min_shards[item] > 1) & (widths[item] > 0)

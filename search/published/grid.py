@@ -1,4 +1,4 @@
-"""Greedy grid search (Zha et al. 2023, section 3.3): place column splits under several caps, keep the cheapest."""
+"""Greedy grid search (Zha et al. 2023, section 3.3): places shards under several limits on the sent columns."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,8 +58,6 @@ class PlacementProblem:
 class GridSettings:
     """The caps that greedy placement tries: upper limits on the columns that a device sends for each sample.
 
-    The caps go from the mean over devices to max_factor times the mean; with 0 points, only compute cost counts.
-
     Attributes:
         points: number of upper limits on the columns per device that greedy placement tries, from the mean over devices
             to max_factor times the mean; larger values take longer, and 0 places shards without a limit.
@@ -73,7 +71,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSplits:
-    """One way to cut all items (as a rule tables) into S shards, with the cheapest placement found for these shards.
+    """A cut of all items (as a rule tables) into S shards, with the cheapest placement that was found for the shards.
 
     Attributes:
         splits: (S,) rows of the shard table.
@@ -96,10 +94,10 @@ def comparable(cost_ms: FloatArray) -> FloatArray:
 
 
 class GridSearch:
-    """Places column splits greedily under each cap on sent columns, and keeps the cheapest placement of each split.
-
-    The cap that balances compute and communication best is not known beforehand, so the paper tries M = 11 of them.
-    If no cap leaves room for every shard, a placement without a cap counts.
+    """Places column splits greedily under several caps, and keeps the cheapest placement of each column split.
+    A cap is an upper limit on the columns that a device sends for each sample. The paper tries M = 11 caps, because the
+    cap that balances compute and communication best is not known beforehand. If no cap leaves room for every shard, a
+    placement without a cap counts.
     """
 
     def __init__(self, problem: PlacementProblem, settings: GridSettings) -> None:
@@ -118,27 +116,29 @@ class GridSearch:
         self.by_added = _by_added_score(shards, problem.head) if problem.num_devices >= _MANY else None
 
     def place(self, splits: IntArray, keep: int = 1) -> list[PlacedSplits]:
-        """Place each column split of `splits` (P, S) under every cap; return the cheapest placement of each split.
-
+        """Place each of P column splits (P, S) under every cap, and return the cheapest placement of each split.
         Only the `keep` lowest costs are exact; the others may be higher than the true cost, or infinite.
         """
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place `placed.splits` again, scored by all vector entries; return the cheaper of `placed` and the result."""
+        """Place the shards of `placed` again by a score of all vector entries; return the cheaper placement of both."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
         return min(placed, *self._best([placed.splits], grid, 1), key=lambda plan: plan.cost_ms)
 
     def widths(self, placed: PlacedSplits) -> IntArray:
-        """Return the widths (I, D) of a placement that fits: the units of 4 columns of each item on each device."""
+        """Return the width of each item on each device, (I, D) units of 4 columns; every shard must have a device."""
         widths = np.zeros((self.problem.shards.num_items, self.problem.num_devices), dtype=np.int64)
         np.add.at(widths, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Return greedy placements of each of `splits` (P, S) under each of M ascending `caps` on traffic."""
+        """Place P column splits greedily under each of M caps, and return all P * M placements.
+        `splits` (P, S) has the rows of the shards. `caps` (M,) has ascending limits on the units of 4 columns that a
+        device sends for each sample. `score` compares the devices for a shard.
+        """
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -173,10 +173,10 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the predicted cost of each placement, (P, M) ms; infinite for those that do not fit or are not costed.
-
-        Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
-        compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
+        """Return the predicted cost of each placement, (P, M) ms; infinity if the cost is not computed.
+        The cost is not computed if a placement does not fit, if it repeats the placement under the previous cap, or if
+        it has no cap and a placement with a cap fits. As a plan costs at least the compute time of its slowest device,
+        the search also skips plans that cannot be among the `keep` cheapest.
         """
         counts = grid.fits & ~grid.repeated
         counts[:, -1] &= ~grid.fits[:, :-1].any(axis=1)
@@ -195,12 +195,12 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) in placement order: `confined` items first; in both groups, expensive rows first."""
+    """Return all rows of `shards`, (N,), in the order of placement: `confined` items first, then by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return ascending caps (M + 1,) on the units (4 columns) a device sends per sample; any plan meets the last."""
+    """Return M + 1 ascending caps on the units of 4 columns that a device sends per sample; any plan meets the last."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return how much each of `fixed_ms` (D,) exceeds the smallest, in ms; zeros if the devices hardly differ."""
+    """Return `fixed_ms` (D,) minus its smallest value; zeros if the values differ by at most 0.1% of the largest."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score that use only the vector entries that `always_added` finds; None if it finds none."""
+    """Return shards and a score that counts only vector entries from `always_added`; None if no entry counts."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

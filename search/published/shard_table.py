@@ -27,7 +27,7 @@ class ComputeHead(Protocol):
 
     @property
     def weight(self) -> Float32Array:
-        """The weights (H,) in the score relu(v + bias) @ weight of a device with shard vectors that sum to v."""
+        """The weights (H,) of the score relu(v + bias) @ weight. Here v is the sum of a device's shard vectors."""
         ...
 
     @property
@@ -147,9 +147,9 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Find the vector entries by which a shard raises the score of every device equally, because relu never clips them.
-    Return a mask (H,) of these entries, and how much each of N shards raises the score by these entries together, (N,).
-    The bias of these entries is at least 0, and so is their value in the vector of every shard.
+    """Find the entries of shard vectors in which a shard adds the same score to every device: relu clips no such entry.
+    Return a mask (H,) of these entries, and the score that each of N shards adds in all these entries together, (N,).
+    In each of these entries, the bias and all values of `vectors` (N, H) are at least 0, and the weight is positive.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]
@@ -167,7 +167,7 @@ def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
 
 
 def fewest_shards(shards: ShardTable) -> IntArray:
-    """Return column splits (S,) of all items into the fewest shards that rules and kernels allow, of similar width."""
+    """Split each item evenly into as few shards as rules and kernels allow. Return the rows of all S shards, (S,)."""
     parts = -(-shards.full_width * DIM_MULTIPLE // MAX_SHARD_DIM)
     return evenly_split(shards, np.clip(parts, shards.rules.min_shards, most_shards(shards)))
 
@@ -180,7 +180,7 @@ def most_shards(shards: ShardTable) -> IntArray:
 
 
 def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
-    """Return the column splits (S,) of every item into `counts` (I,) shards whose widths differ by 1 at most."""
+    """Split item i into `counts[i]` shards whose widths differ by 1 at most. Return the rows of all S shards, (S,)."""
     item = np.repeat(np.arange(shards.num_items), counts)
     number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, within its item
     narrow, wider = np.divmod(shards.full_width, counts)
@@ -190,7 +190,7 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
-    """Return the shards in `splits` (S,) that the rules allow to be halved: different rows (n,), in ascending order."""
+    """Return the rows (n,) of the shards in `splits` (S,) that may be halved. All rows are different, and ascending."""
     rows, rules = np.unique(splits), shards.rules
     item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits (n, S + 1): split k is `splits` (S,), with its shard `rows[k]` cut into halves."""
+    """Return n column splits (n, S + 1): in split k, one shard `rows[k]` of `splits` (S,) is replaced by two halves."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)

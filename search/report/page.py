@@ -45,7 +45,8 @@ def _is_number(text: str) -> bool:
 
 
 def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return a data frame of texts; `columns` has the texts of each column by the title of the column.
+    """Return a data frame of texts.
+    The keys of `columns` are the column titles. Each value has the texts of the column, from top to bottom.
 
     The cells are objects, because Arrow refuses some characters.
     """
@@ -53,7 +54,9 @@ def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
 
 
 def in_words(frame: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Return a table of texts for people; the table has only the columns in which at least one value is known.
+    """Format the cells of a frame as texts for a report, and return the table of texts.
+    The argument `columns` selects the columns. An unknown value (None, NaN or infinite) becomes an empty text. A column
+    in which all texts are empty is left out.
 
     Args:
         frame: table of numbers and texts.

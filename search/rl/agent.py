@@ -92,9 +92,9 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Build an agent with untrained networks from a description, as the method `description` returns it: the
-        kinds and settings of the networks, and the table features that the networks read. Raise UserError if this
-        version of the package cannot build the networks.
+        """Build an agent with untrained networks from a description, which the method `description` of another agent
+        returned. The description has the kinds and settings of the networks, and the table features that the networks
+        read. Raise UserError if this version of the package cannot build the networks.
         """
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind

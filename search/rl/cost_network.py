@@ -36,8 +36,8 @@ class SimulatorCosts:
     """Predicts the costs of placements by the pre-trained cost models of a simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """Use the cost models of a simulator. The compute model among them must be a sum over tables: it adds up one
-        vector for each table.
+        """Use the cost models of a simulator. The simulator's compute model must be a `SumModel`: a model that adds up
+        a vector for each table on a device.
 
         Raises:
             UserError: the compute model is not a sum over tables.

@@ -82,9 +82,9 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the cost of each device, (B, D, P), divided by the equal share of the task, so that the
-        costs of small and large tasks are comparable. The equal share is the sum of the predicted compute times of all
-        items, each alone on a device, divided by D.
+        """Predict the P parts of the cost of each device in a state, (B, D, P), without unit. The parts are divided by
+        the equal share of a device, so that the costs of small and large tasks are comparable. The equal share is the
+        sum of the predicted compute times of all items, each alone on a device, divided by D.
         """
         return self.parts(state) / self._share_ms[:, None, None]
 

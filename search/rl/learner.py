@@ -90,7 +90,9 @@ class RandomOrder:
     """
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """Return random orders of item numbers, (B, I), drawn independently for every task."""
+        """Return a random order of the I items of each of B tasks in `batch`, as item numbers (B, I). An item is one
+        table, or several tables that are kept together. The order of each task is drawn independently.
+        """
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 
@@ -212,8 +214,9 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """Return a plan of the items that are placed so far; `held` (I, D) is True if an item is on a device. The task of
-    the plan has only the tables of these items.
+    """Return a plan that has only the items that are placed so far, for the task with the number `index` in `batch`. An
+    item is one table, or several tables that are kept together. `held` (I, D) is True if an item is on a device, for
+    each of I items and D devices. The task of the plan has only the tables of the placed items.
     """
     space = batch.spaces[index]
     places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]

@@ -46,18 +46,19 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H). The vectors
-        of each task are scaled so that the sum of the vectors of all items, divided by the number of devices, has
-        entries with mean 1.
+        """Return the scaled vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H).
+        The vectors of a task are divided by one number, so that tasks of all sizes look similar. The number is the mean
+        entry of an equal share: the sum of the vectors of all items, divided by the number of devices.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return a score for each device as the place of the next item, (..., D). The inputs are the vectors of the
-        devices, `devices` (..., D, H), the P parts of the predicted cost of each device, `costs` (..., D, P), and the
-        context of the item, `context` (..., C).
+        """Return a score for each of D devices, (..., D). A higher score makes it more probable that the policy places
+        the next item on the device. `devices` (..., D, H) has a vector for each device. `context` (..., C) is the
+        context of the item, as `encode` returns it. `costs` (..., D, P) has the P parts of the predicted cost of each
+        device.
         """
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
@@ -111,9 +112,9 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each item of a batch, in the order of placement `order` (B, I). The first
-        vectors, (B, I, H), are added to the vectors of the devices of the items. The second vectors are the contexts
-        from which the policy chooses devices: in this policy, they are equal to the first vectors.
+        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
+        item adds to its device, and the context from which the policy chooses the device. In DreamShard's policy, both
+        vectors are the same: the result is the same tensor, (B, I, H), twice.
         """
         ordered = self.ordered(batch, order)
         return ordered, ordered
@@ -148,10 +149,9 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each item of a batch, in the order of placement `order` (B, I). The first
-        vectors, (B, I, H), are added to the vectors of the devices of the items. The second vectors, (B, I, C), are the
-        contexts from which the policy chooses devices: each context joins the first vector of the item and the output
-        of the LSTM.
+        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
+        item adds to its device, (B, I, H), and the context from which the policy chooses the device, (B, I, C). The
+        context is the item's first vector, concatenated with the output of the LSTM at the item.
         """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
@@ -246,8 +246,8 @@ class Replayed:
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """Compute the log probabilities of all devices at each step of finished episodes by the policy with its present
-    weights. All steps are computed at once, with gradients, to train the policy on these episodes.
+    """Recompute the log probabilities of all devices at each step of finished episodes, with the present weights of
+    `policy`. All steps are computed at once, with gradients, to train the policy on these episodes.
     """
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()

@@ -123,9 +123,9 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return the plans as plans for the same task, if possible, so that they can be compared. If there are two plans,
-    the first plan is restated for the task of the second plan: tables may have grown between the two tasks. A single
-    plan stays the same.
+    """Return the plans in a form that can be compared. If there are two plans for different tasks, for example because
+    tables have grown, the first plan is restated: replaced by a plan for the task of the second plan, with each table
+    sharded in the same way. If this is not possible, or if there is only one plan, the plans stay the same.
 
     Returns:
         The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of

@@ -118,10 +118,13 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict the costs of plans for this search. The setting `framework` of the models
-        determines whether the costs include the overhead of a training framework, such as TorchRec.
-        If this setting is None, the target system determines the framework. If the target system works with any
-        framework, the costs include the overhead of the framework in which plans are measured.
+        """The cost models that predict the costs of plans for this search.
+
+        The setting `framework` of the models says whether predicted costs include the overhead of a training
+        framework, such as TorchRec. If this setting is None, the target system decides: for the target TorchRec, for
+        example, the costs include the overhead of TorchRec. If the target system works with any framework, the costs
+        include the overhead of the framework in whose training steps plans are measured. With the setting None,
+        the overhead is included only if the models know the overhead.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
@@ -352,8 +355,8 @@ class SearchResult:
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _plan_of(self, record: SearchRecord) -> Plan | None:
-        """Return the plan of a task, read from the plan file if another process found the plan; None if there is no
-        plan.
+        """Return the plan of a task; None if the search found no plan. The plan is read from the plan file if the plan
+        is not in memory.
         """
         return self.plans.get(record.task) or self.saved.plan_of(record)
 
@@ -390,11 +393,12 @@ class SearchResult:
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the warnings of all tasks as texts, one text for each subject: the first warning about the subject, and
-        the number of further warnings about this subject. A warning is left out if it contains the caveat of the
-        task (the reason to doubt the predicted cost).
+        """Yield one line of text for each subject of the tasks' warnings. The line has the first warning about the
+        subject. If there are further warnings about this subject, the line ends with the number of these warnings, such
+        as "(and in 3 more tasks)".
 
-        Records store warnings as text, in which the place is the text before the first colon.
+        Records store warnings as text, in which the text before the first colon is the subject. A warning is left out
+        if the warning contains the caveat of the task (the reason to doubt the predicted cost).
         """
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:

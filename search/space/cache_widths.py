@@ -25,9 +25,11 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the widths of cache rows, in columns, that a search assumes when it counts the bytes of n loads, (n,). A
-    load is the work of one shard of a table for the kernels of a device. The array `item` (n,) has the item (a table, a
-    pinned shard, or several tables kept together) of each load.
+    """Return the number of columns with which a search counts the bytes of each of n loads, (n,). A load is the work of
+    one shard of a table for the kernels of a device. The number can be larger than the number of columns of the shard,
+    because all rows of a cache are as wide as the widest shard in the cache.
+
+    The array `item` (n,) has the item (a table, a pinned shard, or several tables kept together) of each load.
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
     all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
@@ -46,11 +48,11 @@ def charged_widths(
 
 
 def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
-    """Return, for each item, the width in columns of the widest shard that may share a device and a
-    cache with the item, (I,).
+    """Return the width in columns of the widest shard that each of I items may meet in a cache, (I,). Two shards meet
+    if they are in the same cache on the same device.
 
-    The `loads` (n,) are all shards of one kernel call, with the item (n,) of each. A shard of an item never meets
-    another shard of the same item, but tables that are kept together do meet.
+    `loads` (n,) has all shards of one kernel call, and `item` (n,) has the item of each shard. A shard of an item never
+    meets another shard of the same item, but tables that are kept together do meet.
     """
     widest, allowed = np.zeros(len(items)), rules.allowed
     together = np.array([len(tables) > 1 for tables in items])
@@ -73,8 +75,8 @@ def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArr
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if a search counts more bytes for some item than the item takes alone on a device. This is the case
-    if an item may share a cache with wider shards: all rows of a cache are as wide as the widest shard in the cache.
+    """Return True if some table may share a cache with wider tables or shards. A search then counts more bytes for this
+    table than the columns of the table take, because all rows of a cache are as wide as the widest shard in the cache.
     """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])

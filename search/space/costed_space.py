@@ -88,11 +88,13 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times of each device in n whole plans, (n, D) ms each. The first time is the sum of compute time
-        and backward exchanges: the output dist starts after this time. The second time adds the output dist.
+        """Predict when each of D devices starts and ends the output dist in n whole plans, two arrays (n, D) in ms.
+        The output dist is predicted as the last part of a step. A device starts the output dist after the backward
+        exchanges and the compute.
 
-        The tables of the fixed load are added to `compute_ms` (n, D), the compute time of the column-wise tables, and
-        to `units` (n, D), the units of 4 columns that each device sends for each sample.
+        `compute_ms` (n, D) has the compute time of the column-wise tables. `units` (n, D) has the units of 4 columns
+        that each device sends for these tables, for each sample. The compute time and the traffic of the fixed load are
+        added.
         """
         return self.fixed.step(self.simulator, compute_ms, units)
 
@@ -118,8 +120,10 @@ class CostedSpace(SearchSpace):
         return widths
 
     def _work(self, plans: Sequence[IntArray]) -> tuple[KernelTimes, Traffic]:
-        """Return the predicted kernel times and the exchange traffic of n plans; each plan is given as widths (I, D).
-        The tables of the fixed load are included, unless their load is only an estimate.
+        """Return the predicted kernel times and the exchange traffic of n plans.
+        Each plan is an array (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+        columns. The tables of the fixed load are included if the loads of these tables on each device are known, that
+        is, if `fixed.loads` is not None.
         """
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))

@@ -131,8 +131,9 @@ class FixedLoad:
         return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times of each device in n plans, (n, D) ms each. The first time is the sum of compute time and
-        backward exchanges: the output dist starts after this time. The second time adds the output dist.
+        """Return two arrays of times in ms, (n, D) each, for D devices in each of n plans. The first array has the sum
+        of compute time and backward exchanges, after which a device starts the output dist. The second array also
+        includes the time of the output dist.
 
         Args:
             simulator: costs exchanges.

@@ -150,8 +150,9 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return a remark that error messages append to a number of bytes. The remark says that the number counts every
-    cache as wide as the widest cached table. Return an empty text if no item takes more bytes because of this.
+    """Return a remark that error messages append to a number of bytes. The remark warns that the number is an upper
+    bound, because the rows of every cache are counted as wide as the widest cached table. Return an empty text if the
+    number of bytes is not raised by this bound for any item (table, pinned shard, or tables kept together).
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""
@@ -168,7 +169,9 @@ def _advice(space: SearchSpace, why: str = "") -> str:
 
 
 def packed(space: SearchSpace) -> IntArray:
-    """Return widths (I, D) that pack all column-wise tables of the task into the free memory of the devices.
+    """Return a packing of all column-wise tables of the task into the free memory of the devices. The packing is an
+    array (I, D): the width of each of I items (tables, pinned shards, or tables kept together) on each of D devices, in
+    units of 4 columns.
 
     Raises:
         InfeasibleError: no packing was found. The error states that none exists only if a sum of bytes proves this.

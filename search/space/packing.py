@@ -64,8 +64,11 @@ def memory_that_does(space: SearchSpace) -> str | None:
 
 
 def packing_within(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return the widths (I, D) of a packing within memory_bytes (D,), by the first method that succeeds: packing by
-    size, exact packing, or packing in other orders; None if all methods fail.
+    """Return a packing of all items (tables, pinned shards, or tables kept together) into memory_bytes (D,). Return
+    None if no packing is found. The packing is an array (I, D): the width of each of I items on each of D devices, in
+    units of 4 columns.
+
+    Three methods are tried, until one succeeds: packing by size, exact packing, and packing in other orders.
     """
     if _is_short(space, memory_bytes):
         return None

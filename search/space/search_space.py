@@ -177,11 +177,9 @@ class SearchSpace:
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Return three arrays about the narrowest shards into which the rules allow each item to be split, (I,) each: the
-    width in units of 4 columns, the bytes, and the free memory of the largest device that may have a shard of the item.
-
-    Each item is split as finely as the rules allow; the widest of these shards counts. The memory is that of the
-    largest device on which the rules allow the item.
+    """Split each of I items as finely as the rules allow, and return three arrays, (I,) each. The arrays are the width
+    of the item's widest shard in units of 4 columns, the bytes of this shard, and the free bytes on the device with the
+    most free memory, of the devices that may have a shard of the item.
     """
     shards, rules, width = space.shards, space.shards.rules, space.shards.full_width
     narrowest = np.where(rules.max_shards > 1, -(-width // rules.max_shards), width)
@@ -190,18 +188,20 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Return the traffic of n loads, (n,), rounded to multiples of 1/1024, but at least 1/1024. The traffic of a load
-    is what a device sends for each sample because of the load, in units of 4 columns. A load is the work of a shard of
-    one table.
+    """Round the traffic of n loads, `units` (n,), to multiples of 1/1024, but at least to 1/1024. The traffic of a load
+    is the number of units of 4 columns that a device sends for each sample because of the load. A load is the work of a
+    shard of one table.
     """
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return the n loads of all shards in a shard table except the empty shards, as a pair: first the row of the shard
-    table to which each load belongs, (n,), and then the loads.
-    A load is the work of a shard for the kernels of a device. A shard has several loads if it has several tables or is
-    too wide for the kernels.
+    """Return the loads of all shards in a shard table, as a pair: the row of the shard table for each of n loads, (n,),
+    and the loads. A load is the work of a shard for the kernels of a device. Empty shards have no load.
+
+    A shard has several loads if the shard has several tables or is too wide for the kernels. Tables that are kept
+    together are never split, so only the rows of the whole items have loads. `first` and `full_width` (I,) have the
+    first row and the whole width of each item in the shard table.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -268,7 +268,7 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
     """Assign n shards to different devices, and return (shard, device) pairs. The mask `fits` (n, D) is True if a shard
-    fits on a device; the assignment puts as many shards as possible on a device on which the shard fits.
+    fits on a device. As many shards as possible get a device that fits; the other shards get any of the other devices.
     """
     if not len(fits):
         return []

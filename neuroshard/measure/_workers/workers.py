@@ -339,7 +339,7 @@ def _serve(
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent process has ended, and end this process at once, whatever its other threads wait for.
+    """Wait until the parent process has ended, and then end this process, even if other threads are still busy.
 
     A worker that waits for another worker would otherwise remain until torch gives up, after up to 30 minutes.
     """

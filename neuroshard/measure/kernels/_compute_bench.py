@@ -219,8 +219,8 @@ class ComputeBench:
 
         def build(index: int) -> Run:
             """Prepare the sample with the number `index`, and return a function that times one run of the sample.
-            If the sample has row blocks, `seen[index]` gets the number of lookups and the reuse histogram of each row
-            block. These statistics later become part of the outcome.
+            Also store the lookups in the sample's row blocks in `seen[index]`: the number of lookups and the reuse
+            histogram of each block. `_together` copies these statistics to the outcome of the sample.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen

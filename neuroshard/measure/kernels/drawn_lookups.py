@@ -97,11 +97,12 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table at random, and return their row numbers, (U,).
-    `counts` (U,) has the number of lookups of each row.
+    """Draw row numbers for U looked-up rows of a table, (U,). All row numbers are different.
+    `counts` (U,) has the number of lookups of each looked-up row. `hot_first` is a fraction from 0 to 1.
 
-    A share `hot_first` of the rows with more than one lookup are the first rows of the table, hottest first; all other
-    rows are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
+    If `hot_first` is above 0, this fraction of the rows with more than one lookup get the first row numbers, hottest
+    first, and all other rows get higher numbers. If `hot_first` is 0 and the table has `row_lookups`, each block of
+    `row_lookups` gets its share of the lookups. Otherwise, all row numbers are uniform.
     """
     if hot_first:
         return _hot_first(counts, table.rows, hot_first, generator)
@@ -111,10 +112,12 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw different row numbers for U rows, (U,), such that many hot rows are at the beginning of the table.
-    A row is hot if it has more than one lookup; `counts` (U,) has the number of lookups of each row. A random fraction
-    `hot_first` of the hot rows gets the numbers 0, 1, ..., with the hottest row first. All other rows get random higher
-    numbers.
+    """Draw row numbers for U looked-up rows, (U,), such that many hot rows are at the beginning of the table.
+    All row numbers are different. `counts` (U,) has the number of lookups of each row; a row is hot if the row has more
+    than one lookup.
+
+    Each hot row is chosen with probability `hot_first`. The chosen rows get the row numbers 0, 1, ..., with the hottest
+    row first. All other rows get random higher row numbers.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
@@ -127,9 +130,9 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Draw different row numbers for U rows, (U,), such that each block of the table gets its share of the lookups.
-    The blocks have about equal numbers of rows. `table.row_lookups` has the share of the lookups for each block, and
-    `counts` (U,) has the number of lookups of each row.
+    """Draw row numbers for U looked-up rows, (U,), such that each block of the table gets its share of the lookups.
+    All row numbers are different. `counts` (U,) has the number of lookups of each looked-up row. `table.row_lookups`
+    has the share of the lookups for each block; the blocks have about equal numbers of rows.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.

@@ -165,8 +165,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: object = None) -> Work:
-        """Imitate several reduce-scatters.
-        In each output, receive the sum, over all ranks, of the tensor that each rank has for this rank.
+        """Imitate several reduce-scatters, one for each tensor in `outputs`.
+        For each output, `given` has a list with one tensor for each rank. The output becomes the tensor for this rank,
+        multiplied by the number of ranks. This is the sum over all ranks if all ranks have the same tensors.
         """
         with self._world.watch("reduce_scatter", [tensor for parts in given for tensor in parts], outputs):
             for output, parts in zip(outputs, given, strict=True):

@@ -153,7 +153,7 @@ class Trainee(NamedTuple):
 
 class Loop:
     """A plain training loop without overlap.
-    Each step first exchanges the input of the step's batch, and then looks up.
+    Each step exchanges the input of the step's own batch, and only then begins the lookups in the tables.
 
     Attributes:
         ahead: number of batches whose input a pipeline exchanges before the batch's own step.

@@ -101,9 +101,10 @@ class StepBench:
         return float(trained.clock.spent_ms()[Phase.LOOKUPS])
 
     def _let_pass(self, count: int) -> None:
-        """Synchronize the device, and then wait at `count` barriers.
-        Before its lookups, each rank waits at as many barriers as its rank number, so the ranks look up one after
-        another.
+        """Synchronize the device, and then wait at `count` barriers of the process group.
+
+        `_alone_ms` lets the ranks look up one after another by these barriers. Of R ranks, rank r waits at r barriers
+        before a lookup, and at R - r barriers after the lookup.
         """
         self._device.synchronize()
         for _ in range(count):

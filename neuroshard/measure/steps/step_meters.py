@@ -82,12 +82,13 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the measured times of a plan as rows: the time of a step in each repeat, the mean time of each phase, the
-    mean time of lookups alone (only one rank looks up at a time), and at the end the cost of the plan. If the
-    measurement failed, there is only one row, with the error.
+    """Return the measured times of a plan's training steps as rows, with one row for each time.
+    If the measurement failed, there is only one row, with the error.
 
-    The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
-    times of phases are means over turns, too. The cost is the median over turns.
+    The first rows are the times of a step, one for each turn. Then follow the mean time of each phase, and the mean
+    time of lookups alone (only one rank looks up at a time). The last row is the cost of the plan: the median over
+    turns of the time of a step. All times are means over ranks; the mean times are means over turns, too. The repeats
+    of `outcome` are (R, 1 + P + 1, D) ms for R turns and D ranks: of a step, its P phases, and lookups alone.
     """
     if outcome.repeats is None:
         return [PlanMeasurement(plan, number, error=outcome.error)]
@@ -109,10 +110,9 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine cannot have all plans in memory at once: the machine lacks a memory tier of the
-    plans, or kernels run on CPUs and the machine has less memory than `needed_bytes`.
-    `needed_bytes` are the bytes that all plans need together. `where` names the devices that need these bytes in the
-    error message, for example "on all devices together".
+    """Raise UserError if this machine lacks a memory tier that the plans use, or the memory for all plans at once.
+    The shards of all plans together need `needed_bytes` of memory. This number is checked only if kernels run on CPUs.
+    `where` names the devices that need the memory, for example "on all devices together"; the error message has it.
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -186,9 +186,11 @@ def measure_rank(
 
 
 def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the local work of one rank in a training step of a plan, as rows in the order of the step.
-    Each row is about one stretch: work in one phase, up to an exchange or to the next phase. A row has the median over
-    the repeats. If the measurement failed, there is only one row, with the error.
+    """Return the local work of one rank in a training step of a plan, as one row for each stretch, in order.
+    A stretch is work in one phase, and ends when an exchange or the next phase begins. A row has the median time of the
+    stretch over the repeats. If the measurement failed, there is only one row, with the error.
+
+    If the stretch ends at an exchange, the row also has the bytes that the rank sends and receives in this exchange.
     """
     if outcome.repeats is None:
         return [PlanMeasurement(plan, number, rank, error=outcome.error)]
@@ -221,10 +223,12 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return the outcome of a measured step with the times of each phase added up: an array (R, P) in ms, for R repeats
-    and P phases.
-    The given outcome has one time for each stretch of the step (work in one phase, up to an exchange or the next
-    phase). If the host's time to launch a step was measured, this time is an additional last column of the array.
+    """Add up the measured times of a step by phase, and return an outcome with the sums, (R, P) ms.
+    R is the number of repeats, and P is the number of phases. The given outcome has a time for each stretch of the step
+    instead: a stretch is work in one phase, up to an exchange or to the next phase.
+
+    If the host's time to launch a step was measured, this time is an additional last column of the sums. The outcome of
+    a failed measurement is returned unchanged.
     """
     if outcome.repeats is None:
         return outcome
@@ -309,9 +313,9 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """The local work of all ranks as a list of arrays in ms, with one array for each interval of the step.
-        An interval ends at an exchange for which ranks wait, or at the end of the step. Each array is (R, k, P), for R
-        ranks and P phases; exchanges for which ranks do not wait divide the interval into k parts.
+        """The local work of all ranks, split at the exchanges for which ranks wait: a list of arrays (R, k, P) in ms.
+        An array has the times of P phases on R ranks, in k successive intervals of the step. Ranks do not wait at the
+        k - 1 exchanges between these intervals. The number k may differ between arrays.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

@@ -69,8 +69,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return warnings if tasks count memory for a different training pipeline than the pipeline of the timed steps.
-        There is one warning for each different pipeline in the tasks, such as sparse_dist.
+        """Return warnings about tasks that count memory for another training pipeline than the timed steps use.
+        A training pipeline is, for example, sparse_dist. Tasks with the same pipeline share one warning.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(

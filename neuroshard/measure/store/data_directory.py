@@ -57,7 +57,7 @@ class Manifest:
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
         """Return the manifest of a run that measures plans.
-        The manifest records that models are validated on samples that were left out of training. No tables are left
+        The manifest records that the run holds out samples, and not tables, for testing models. Tables cannot be held
         out, because the plans determine the tables.
         """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
@@ -100,7 +100,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings and the seed of the run. A killed run can be resumed only if both are the same."""
+        """The settings of the run, including the seed. A killed run can be resumed only with equal settings."""
         return self.config | {"seed": self.seed}
 
 

@@ -99,8 +99,9 @@ class Parts(Generic[Value]):
         return value
 
     def leading(self) -> tuple[Value, ...]:
-        """Return the values with the numbers 0, 1, ... up to the first number without a file.
-        The function raises the same errors as `get`.
+        """Return all values on disk whose numbers are below the first missing number.
+        For example, if the numbers 0, 1 and 3 have files, the result has the values with the numbers 0 and 1. The
+        function raises the same errors as `get`.
         """
         values: list[Value] = []
         while (value := self.get(len(values))) is not None:

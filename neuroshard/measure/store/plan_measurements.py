@@ -110,9 +110,10 @@ def passes_in(
     """
 
     def defect(number: int, rows: Pass) -> str | None:
-        """Return the reason why the rows are not a valid pass over the plans; None if the rows are valid.
-        The reason completes an error message that begins with the name of the file, such as "does not have the
-        measurements of 2 plans for 4 devices".
+        """Return the reason why the rows in a file are not a valid pass; None if the rows are valid.
+        In a valid pass, all rows have the pass number `number`, and every plan has rows that fit the plan. In an error
+        message, the reason follows the name of the file: "pass [path] does not have the measurements of 2 plans for 4
+        devices".
         """
         if {row.pass_number for row in rows} == {number} and {row.plan for row in rows} == {*range(len(plans))}:
             fit = (_fits(plan, of_plan) for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True))
@@ -125,9 +126,8 @@ def passes_in(
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:
-    """Return True if the rows are possible measurements of the plan in one pass.
-    All devices in the rows must exist in the plan. In addition, either a row has an error, or exactly one row has the
-    cost of the plan.
+    """Return True if the rows can be the measurements of this plan in one pass.
+    The rows must name only devices of the plan. If no row has an error, exactly one row must have the plan's cost.
     """
     devices = {row.device for row in rows} - {None, *range(plan.task.topology.num_devices)}
     return not devices and (error_of(rows) is not None or len(times_ms(rows, COST)) == 1)

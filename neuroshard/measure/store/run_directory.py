@@ -267,5 +267,5 @@ class JobFigures:
 
     @property
     def solved(self) -> frozenset[int]:
-        """The numbers of the tasks that have a plan."""
+        """The indices of the tasks that have a plan, counted from 0."""
         return frozenset(number for number, cost in enumerate(self.costs_ms) if cost is not None)

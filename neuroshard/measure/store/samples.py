@@ -247,9 +247,10 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """The bytes that each device sends, as a tuple for each group of devices that must send equal bytes.
-        A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables has one
-        group for each host. The list is empty if devices may send unequal bytes, as in an all-to-all.
+        """A list with one tuple for each group of devices that must all send the same number of bytes.
+        The tuple has the bytes that each device of the group sends. A reduce-scatter or an all-reduce has one group
+        with all devices. A collective of table_row_wise tables has one group for each host. The list is empty if
+        devices may send unequal bytes, as in an all-to-all.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
@@ -293,9 +294,9 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample as it was before the measurement.
-    The measurement of a kernel call adds the lookups in row blocks to the sample. So for a kernel call, this function
-    returns a copy without these lookups. Other samples are returned unchanged.
+    """Return the sample that was drawn, given a sample from the store of measurements.
+    The two samples can differ only for a kernel call: the measurement fills the field `lookups`, and this function
+    returns a copy with empty `lookups`. Samples of exchanges and of local work are returned unchanged.
     """
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 

@@ -55,10 +55,12 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix (P + S, S) of the fit in `slowness_of`, for S periods and P `pairs`.
-    The product of the matrix and the logarithms of the slowness, (S,), has P + S terms. The first P terms are
-    differences: the logarithm in the later period of a pair minus the logarithm in the earlier period. The last S terms
-    are the logarithms themselves. Each term is divided by the expected size of the term.
+    """Return the sparse matrix, (P + S, S), that `slowness_of` multiplies by the logarithms of the slowness in S
+    periods. The product has P + S terms. The first P terms are one for each of P `pairs`: the logarithm in the later
+    period minus the logarithm in the earlier period, divided by `_REPEATED`. The last S terms are one for each period:
+    the logarithm itself, divided by `_SPEEDS`.
+
+    The divisors are the expected sizes of the numbers, so that the loss compares all terms on one scale.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])

@@ -232,7 +232,8 @@ def _whole(cell: object) -> object:
 
 
 def _padded(dim: int, pad_dims: bool) -> int:
-    """Round the width `dim` up to a multiple of 4, which FBGEMM needs, and return the rounded width.
+    """Return the width `dim`, rounded up to a multiple of 4, which FBGEMM needs. `pad_dims` is True if the user agrees
+    to wider tables; otherwise an error is raised.
 
     Raises:
         UserError: `pad_dims` is False, so the user has not agreed to other widths.
@@ -273,8 +274,8 @@ def _truth(cell: object) -> object:
 
 
 def _checked_share(cell: object, name: str) -> object:
-    """Check that a cell is a number from 0 to 1, and return the cell.
-    The cell is from the column `name`, which has the shares of one bin of the tables' reuse histograms.
+    """Check that a cell is a number from 0 to 1, and return the cell. The cell is a share in the reuse histogram of a
+    table. Each bin of the histogram has a column in the file; `name` is the column of the cell, such as "reuse_3".
 
     The share is checked here, because later checks see a list of shares and cannot name the column.
 

@@ -82,8 +82,9 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Check the lookups in a batch, and return a list of T dicts, one for each table.
-    A dict has one entry: from the name of the table's only feature, which is the name of the table, to the lookups.
+    """Check the lookups in a batch, and return the lookups of each of T tables as a list of T dicts.
+    Each dict has one entry, for example {"user": lookups} for the table "user". The key is a feature name, but here
+    every table has only one feature, with the same name as the table.
     """
     if not isinstance(batch, Mapping):
         raise UserError(

@@ -30,8 +30,8 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Check the lookups of one feature in a batch, and return a `Lookups` object with these lookups.
-        The lookups are indices of rows in a table of `rows` rows.
+        """Check the lookups of one feature in a batch of B samples, and return a `Lookups` object with these lookups.
+        `indices` (L,) are rows of a table, and `splits` divides the indices into samples, by offsets or by lengths.
 
         Args:
             indices: (L,) indices of rows.
@@ -112,7 +112,7 @@ def _not_whole(what: str, given: str, where: str) -> UserError:
 
 def _described(values: object) -> str:
     """Return a description of `values` for an error message, such as "a Tensor (torch.int64, torch.strided, cuda:0)".
-    For an object without dtype, layout and device, the description is the value of the object.
+    If `values` has none of the attributes dtype, layout and device, return a short repr of `values`.
     """
     kinds = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
     return f"a {type(values).__name__} ({', '.join(kinds)})" if kinds else shown(values)

@@ -64,7 +64,8 @@ class MeasuredTables:
 
 
 def write_tables(path: Path, tables: Sequence[Table]) -> None:
-    """Write tables to a .csv, .parquet or .json file that the source `user_file` can read.
+    """Write tables to a CSV, Parquet or JSON file; the suffix of `path` chooses the format.
+    Commands load the tables from this file with the setting `tables=PATH`.
 
     Raises:
         UserError: the path has another suffix.
