@@ -238,7 +238,7 @@ class ComputeAugmentation:
         return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
 
     def _narrowest(self, table: Table) -> Table:
-        """Return the table with the minimum width that the settings allow."""
+        """Return a copy of the table, narrowed to the minimum width that the settings allow."""
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:

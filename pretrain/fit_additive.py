@@ -206,7 +206,7 @@ class Additive(HiddenLayers, ComputeFitter):
 
     @property
     def further(self) -> "Additive":
-        """A copy of this fitter with the settings for fine-tuning a model of another machine."""
+        """A copy of this fitter with the settings for fine-tuning a model that was fitted on another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
@@ -262,7 +262,7 @@ class Ensemble(ComputeFitter):
 
     @property
     def further(self) -> "Ensemble":
-        """A copy of this fitter with the settings for fine-tuning an ensemble of another machine."""
+        """A copy of this fitter with the settings for fine-tuning an ensemble that was fitted on another machine."""
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:

@@ -134,7 +134,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     @property
     def further(self) -> "SetCommunication":
-        """A copy of this fitter with the settings for fine-tuning a model of another machine."""
+        """A copy of this fitter with the settings for fine-tuning a model that was fitted on another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:

@@ -33,7 +33,7 @@ class Fitter:
 
     @property
     def further(self) -> Self:
-        """A fitter of the same kind, with the settings for fine-tuning a model of another machine."""
+        """A fitter of the same kind, with the settings for fine-tuning a model that was fitted on another machine."""
         return self
 
 

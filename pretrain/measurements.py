@@ -140,8 +140,8 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of the kernel calls `some` with `model`, and return the predictions together with the
-        measured times. The result is sorted by the batch size of the calls.
+        """Predict the times of measured kernel calls with `model`. Return predicted and measured times, sorted by the
+        batch size of the calls.
         """
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])

@@ -113,9 +113,10 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text that says why TorchRec does not support a row-wise sequence table in these blocks of rows.
-        TorchRec needs a block of the table on every device. Return None if every device has a block. `widths` has the
-        number of columns of the block on each device that has a block.
+        """Return a text that says why TorchRec does not support a row-wise sequence table with these row blocks.
+        Return None if TorchRec supports the table: TorchRec needs a row block on every device.
+
+        `widths` has the number of columns of each row block.
         """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None

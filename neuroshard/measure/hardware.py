@@ -92,8 +92,9 @@ class Hardware:
 
     def check_hosts(self, topology: Topology) -> None:
         """Raise UserError if the number of devices on each host differs between the task and the measurements of
-        exchanges. `topology` describes the devices and hosts of the task. In both numbers, hosts that fast links join
-        count as one host.
+        exchanges. `topology` describes the devices and hosts of the task.
+
+        Hosts that are joined by fast links count as a single host.
         """
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices

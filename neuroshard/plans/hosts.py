@@ -136,7 +136,7 @@ class _Piece:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of host memory that all table columns in this piece need together."""
+        """The bytes of host memory that the columns in this piece (such as a table or a pinned shard) need."""
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:

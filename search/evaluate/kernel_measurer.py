@@ -77,8 +77,9 @@ class KernelMeasurer(Measurer):
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Check that the measurements `rows` can come from one pass, in which the kernel calls and the exchanges of
-        every plan are measured once. Return None if the check succeeds, and otherwise the reason as text.
+        """Return the reason, as text, if `rows` are not the complete measurements of one pass; otherwise None.
+
+        In a complete pass, each plan has an error, or exactly one time of each part of the cost for every device.
         """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):
             counts = Counter(row.phase for row in of_plan if row.phase != COST)

@@ -83,7 +83,7 @@ class EvaluateResult:
 
     @property
     def facts(self) -> EvaluateFacts:
-        """What `format=json` prints: the directory of the run, and the rows of the written Parquet files."""
+        """The output of `format=json`: the directory of the run, and all rows of the Parquet files in it."""
         return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:

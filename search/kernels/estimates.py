@@ -124,12 +124,11 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Tables of the exchange times of a device, in ms. A row of a table stands for the number of units that the device
-    sends. A column of a table stands for the most units that any device sends. A unit is 4 columns of an embedding
-    table.
+    """The exchange times of a device in ms, as matrices. The row of an entry depends on the units that the device
+    sends, and the column on the most units that any device sends.
 
-    Between entries the tables are interpolated; outside of them the nearest entry counts. The units are
-    counted for each sample.
+    A unit is 4 columns of an embedding table; units are counted for each sample. Times between entries are
+    interpolated; outside of the matrix the nearest entry counts.
 
     Attributes:
         own_step: difference in the device's units from one row to the next; the first row is of 0 units.

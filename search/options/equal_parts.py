@@ -85,13 +85,13 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield several sets of rules that split tables into equal parts. Each set has another limit, such as 0.25, on the
-    share of a device's memory or cost that a part takes. `share_of` returns the share of a part, which is given as a
-    narrower table. `left` has the names of tables that get no rule.
+    """Yield several sets of rules that split large tables into equal parts, one set for each of several limits. With
+    the limit 0.25, for example, a part takes at most 25% of a device's memory, or of the mean cost of a device.
 
-    A table also gets no rule if constraints bind the table to other tables or to devices, if two parts are enough, if
-    the shards of the table may differ in width, or if it is a sequence table. Parts may exceed the limit if the table
-    cannot be split into more parts. Equal sets are yielded once.
+    `share_of` computes this share of a part from the part as a table with fewer columns. `left` has the names of tables
+    that get no rule. A table also gets no rule if constraints bind the table to other tables or to devices, if two
+    parts are enough, if the shards of the table may differ in width, or if it is a sequence table. Parts may exceed the
+    limit if the table cannot be split into more parts. Equal sets are yielded once.
     """
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)

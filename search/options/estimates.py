@@ -332,10 +332,12 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return the work of one device for each of B choices of sharding types, as three arrays. The arrays are the
-        number of kernels for each of K types of kernel call, (B, K), C amounts of work (such as lookups), (B, C), and
-        the bytes of indices and lengths that the device receives, (B,). If no part of a step depends on the amounts or
-        the received bytes, all values are 0.
+        """Return the work of one device for each of B choices of sharding types, as three arrays:
+        (B, K) has the number of kernels of each of K types of kernel call;
+        (B, C) has C amounts of work, such as the number of lookups;
+        (B,) has the bytes of indices and lengths that the device receives.
+
+        If no part of a step depends on the amounts or on the received bytes, all values in all arrays are 0.
         """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:

@@ -1,4 +1,4 @@
-"""The explanation of a plan's cost by devices and shards, and the costs of plans by heuristics for comparison."""
+"""The explanation of a plan: the cost of each device and shard, and the costs of other plans for comparison."""
 
 from dataclasses import dataclass
 
