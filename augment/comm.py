@@ -149,7 +149,7 @@ class CommAugmentation:
         return np.sort(sizes)[::-1]
 
     def _row_columns(self, rng: np.random.Generator) -> int:
-        """Draw a number of row-wise tables and their widths; return the sum of the widths."""
+        """Draw the number of row-wise tables and the width of each table; return the sum of all widths."""
         tables = int(rng.integers(1, self.max_row_tables + 1))
         return int(rng.choice(halvings(self.max_dim), size=tables).sum())
 
@@ -161,7 +161,7 @@ class CommAugmentation:
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Place n tables on D devices one by one, and return the sum of the bytes on each device, (D,).
+        """Place n tables on D devices, partly at random, and return the sum of the bytes on each device, (D,).
         `weights` (n,) has the bytes that each table adds to an exchange.
 
         A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random

@@ -108,8 +108,9 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError if a table is too large even at the minimum width, or if a sharding type suits no table of a
-        split. For example, all tables of the split may have too few rows for row_wise.
+        """Raise UserError if these settings do not suit the tables in `split` (groups of train, valid and test tables).
+        Each table must take at most `max_bytes` at the minimum width. Each sharding type must be possible for at least
+        one table of each group; for example, some tables must have enough rows for row_wise.
         """
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
@@ -204,9 +205,11 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw one row block of each table, and return the kernel call on these row blocks.
-        Each table is divided into `sharers` equal row blocks. In some kernel calls, a random fraction of each table's
-        frequently used rows gets the lowest row numbers, so that the first row block gets more lookups.
+        """Draw one row block of each table, and return the kernel call on these row blocks. Each table is divided into
+        `sharers` equal row blocks.
+
+        In a fraction `hot_rows_first_fraction` of all kernel calls, a random share of the frequently used rows of each
+        table gets the lowest row numbers. Then the first row block gets more lookups than the other row blocks.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -242,9 +245,9 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables of `group` that can be sharded by the rules of the family `layout`.
-        A data-parallel table must take at most `max_copy_bytes` at the minimum width. A row-wise table must have enough
-        rows that none of `blocks` equal row blocks is empty.
+        """Return the tables of `group` that may have a sharding type of the family `layout`, such as data-parallel. A
+        data-parallel table must take at most `max_copy_bytes` at the minimum width. A row-wise table must have enough
+        rows to be divided into `blocks` equal row blocks, none of which is empty.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -254,9 +257,9 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables from `group` for a kernel call of one device, and return the tables.
-        The device has one of `sharers` equal row blocks of each table. Together these row blocks take at most
-        `max_bytes`.
+        """Draw pooled tables from `group` for a kernel call of one device, and return the tables. Each table is divided
+        into `sharers` equal row blocks, and the device has one row block of each table. All row blocks on the device
+        together take at most `max_bytes`.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
@@ -279,9 +282,9 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return a width for a table: either `halving`, which is `max_dim` divided by a power of two, or a random
-        width. The settings give the probability of a random width (`arbitrary_dim_fraction`). A random width is a
-        multiple of 4 up to `max_dim`, and narrow widths are more likely.
+        """Draw a width for a table, and return the width: with probability `arbitrary_dim_fraction` a random width, and
+        otherwise the given width `halving`, which is `max_dim` divided by a power of two. A random width is a multiple
+        of 4 up to `max_dim`, and narrow widths are more likely.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving
@@ -311,8 +314,8 @@ def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tup
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Return the bytes of a sequence table's outputs on a device that has one of `sharers` row blocks of the table.
-    The lookups of the batch are assumed to be spread evenly over the row blocks.
+    """Return the bytes of the embeddings that a device looks up for a batch in one row block of a sequence table. The
+    table is divided into `sharers` equal row blocks. The lookups are assumed to be spread evenly over the row blocks.
     """
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 

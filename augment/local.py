@@ -97,14 +97,14 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Return the smallest table (in bytes) of the group if every table has the minimum width of the settings.
-        The returned table is a copy with this width; the tables of the group are not changed.
+        """Return the table of the group that takes the fewest bytes at the minimum width of the settings. The returned
+        table is a copy with this width; the tables of the group are not changed.
         """
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
-        """Draw a random plan for tables of one split, and one rank of the plan;
-        return the sample and the name of the split.
+        """Draw a random sample and the name of a split, and return both. The sample has a random plan and one random
+        rank of the plan. All tables of the plan come from the drawn split.
         """
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
@@ -116,7 +116,9 @@ class PlanAugmentation:
         return LocalSample(plan, rank, Precision(rng.choice(self.precisions or [Precision.FP32]))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
-        """Draw tables from `group`, with random widths, for steps with `samples` samples per device.
+        """Draw tables from `group`, give them random widths, and return the drawn tables. `samples` is the number of
+        samples per device in a step. Tables are left out if the outputs of all drawn tables for these samples take more
+        than `max_output_bytes`, but at least one table is returned.
 
         In a quarter of the draws all tables are narrow, and independently in a quarter all tables are small enough for
         copies.
@@ -164,10 +166,10 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices over which a table is sharded, and return the device numbers.
-        These are all devices of the task, or all devices of one host. `layout` is the family of sharding types for the
-        table, such as row-wise. If `layout` is column-wise or does not suit the table, return an empty list: the table
-        must then be placed column-wise.
+        """Draw the devices over which a table is sharded, and return the device numbers. The devices are all devices of
+        the task, or all devices of one random host. `layout` is a family of sharding types, such as row-wise. Return an
+        empty list if `layout` is column-wise, or if the table cannot be sharded by `layout`. The caller then places the
+        table column-wise.
         """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:

@@ -36,7 +36,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class ComputeExamples(Examples):
-    """Training examples of n kernel calls, each on a set of tables, with the tables of all sets in one tensor.
+    """Training examples of n kernel calls. Each kernel call looks up a set of tables; the tables of all n sets are in
+    one tensor, one set after another.
 
     The inputs are the features of all tables of all sets, (N, F), the index of the first table of each set, (n,), and
     the number of tables of each set, (n,).

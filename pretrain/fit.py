@@ -1,4 +1,4 @@
-"""Fit a cost model to each measured kernel call and collective: from scratch, or from models of another machine."""
+"""Fits cost models to measured kernel calls and collectives, from scratch or by fine-tuning existing models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,8 @@ _COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
 
 @dataclass(frozen=True)
 class Fit:
-    """Fits a cost model to each measured part of a step: from scratch, or from the models of another machine.
+    """Fits a cost model to each measured part of a step. Models are fitted from scratch, or existing models are
+    fine-tuned. An existing model was fitted earlier, for example to measurements of another machine.
 
     Models of another machine are first multiplied by one factor per part, the median of measured over predicted time; a
     few samples are enough for this factor. With enough samples, `Fit` then fine-tunes the model, and keeps the
@@ -151,9 +152,12 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Fine-tune the models in `pieces`, and return the models of all parts of a step, by name of the part. If a
-        part has enough measurements, the model of the part is fine-tuned, and the better of the old and the fine-tuned
-        model is kept. If a measured part has no model, a new model is fitted from scratch.
+        """Fine-tune the existing models in `pieces`, and return the models of all parts of a step. Both `pieces` and
+        the result are dictionaries from the name of the part to the model.
+
+        A model is fine-tuned only if there are enough measurements of the part. The fine-tuned model replaces the
+        existing model if the error of the fine-tuned model is smaller. If a measured part has no existing model, a new
+        model is fitted from scratch.
         """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
@@ -176,8 +180,8 @@ class Fit:
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any) -> Any:
-        """Fit a model to the measurements of one part of a step, and return the model. If `start` is an earlier model
-        of the part, the fitter can fine-tune `start` instead of fitting a model from scratch. Models of tables in host
+        """Fit a model to the measurements of one part of a step, and return the model. `start` is an existing model
+        that the fitter may fine-tune; if `start` is None, the model is fitted from scratch. Models of tables in host
         memory are always fitted from scratch.
         """
         samples = part.measured
@@ -216,8 +220,8 @@ def margins_of(
     start: CostModels | None = None,
     of_exchanges: Mapping[str, Margin] | None = None,
 ) -> Margins | None:
-    """Return the margins of error of the predictions for each part of a step. Return None if the margins of column-wise
-    kernel calls or of all-to-alls are unknown.
+    """Return the error margins of the predictions of `models`, one margin for each part of a step. Return None if the
+    margin of column-wise kernel calls or of all-to-alls is unknown.
 
     Margins are fitted to validation samples. Parts with few validation samples take the margin of `start` or, for
     exchanges, the margin in `of_exchanges`, which comes from a datasheet.
@@ -260,8 +264,8 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
     """Return the training ranges: the smallest and the largest value in the training samples, for each quantity on
-    which costs depend. If `start`, the earlier models to begin with, is given, the ranges also cover the training
-    ranges of these earlier models.
+    which costs depend. If the models were fine-tuned from earlier models (`start`), the ranges also cover the training
+    ranges of `start`.
 
     The result is None if the ranges of `start` are unknown.
     """
@@ -282,10 +286,12 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the imbalance of each all-to-all, in one array for each number of devices. The imbalance is the most
-    columns that any device sends, divided by the mean over the devices: 1 if all devices send the same number of
-    columns. The keys of the result are names such as "columns of the widest of 4 devices over their mean". A 1 is added
-    at the front of each array, so that the training range includes balanced exchanges.
+    """Return the imbalance of each all-to-all in `exchanges`, as a dict with one array for each number of devices. The
+    imbalance is the most columns that any device sends, divided by the mean over the devices.
+
+    The imbalance is 1 if all devices send the same number of columns. Each array begins with an additional 1, so that
+    the training range includes balanced exchanges. The keys of the dict are names such as "columns of the widest of 4
+    devices over their mean".
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

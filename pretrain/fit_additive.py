@@ -71,8 +71,8 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables. The times
-        are multiples of `scale_ms`, a unit of time that is chosen before training.
+        """Return the predicted times of B kernel calls, (B, 1), in units of `scale_ms`, which is chosen before
+        training. Each kernel call looks up one set of tables.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -89,9 +89,9 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the time that a kernel call saves if all tables are narrow, for each set of tables, (sets,). For
-        each limit in `kernel_widths`, the saved time includes a learned part of the costs of the tables if no table of
-        the set is wider than the limit.
+        """Return the time that each kernel call saves because all tables in the call are narrow, (sets,). Each kernel
+        call looks up one set of tables. For each limit in `kernel_widths`, a call saves a learned part of the costs of
+        the tables if no table of the set is wider than the limit.
 
         `forward` subtracts the saved time from the predicted kernel time.
 
@@ -110,8 +110,9 @@ class AdditiveNetwork(nn.Module):
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Set the initial weights of the network with a linear regression of kernel times on moved bytes and lookups.
-        When training begins, most of a predicted cost comes from this regression, and the network adds the rest.
+        """Set the initial weights of the network, so that training begins near a linear regression. The regression
+        predicts kernel times from moved bytes and lookups. In the beginning, most of a predicted cost comes from the
+        regression, and a small rest comes from the layers of the network.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE

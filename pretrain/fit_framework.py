@@ -1,4 +1,6 @@
-"""Fit the framework overhead of TorchRec to mirrored steps, in which one process runs one rank of a larger job."""
+"""Fit the framework overhead of TorchRec to the measured times of mirrored steps. In a mirrored step, one process runs
+a training step of one rank of a larger job.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,8 +50,9 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """Describes how to fit one part of the framework overhead: the phases of a step that the part covers, and the
-    amounts of work (such as the number of lookups) on which the time of the part may depend.
+    """Settings for the fit of one part of the framework overhead. The measured time of the part is the total time of
+    certain phases of a step, or the time of the host (`phases`). The fitted time depends on certain amounts of work,
+    such as the number of lookups (`names`).
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.
@@ -74,8 +77,9 @@ _PARTS = {  # the parts of the framework overhead, without the dense network
 
 
 class _RankWork(NamedTuple):
-    """Training data for one part of the framework overhead, from n ranks: the amounts of work of each rank, such as the
-    number of kernel calls, and the measured time of this part on the rank.
+    """Training data for the fit of one part of the framework overhead, with one row for each of n ranks. A row has the
+    amounts of work of a rank, such as the number of kernel calls, and the time of the part that was measured on this
+    rank.
 
     Attributes:
         amounts: (n, F) of `_AMOUNTS`, as they count for the part.
@@ -89,9 +93,10 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the training data of each part of the framework overhead, in a dictionary by name of the part. Each
-        measurement in `some` has the measured times of one rank, and the plan from which the amounts of work of this
-        rank are computed. One of these amounts is the kernel time that `models` predict.
+        """Return the training data for the fit of each part of the framework overhead, in a dictionary by name of the
+        part. Each measurement in `some` is for one rank of a plan, and has the measured times of the phases on this
+        rank. The amounts of work of the rank are computed from the plan. One of these amounts is the kernel time that
+        `models` predict.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -185,8 +190,9 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit the time of the host (CPU) in a training step, and return the coefficients: the ms of host time per unit of
-    each kind of work, (F,). The fit corrects the measured times for changes of the host's speed.
+    """Return the coefficients of the time of the host (CPU) in a training step, fitted to the measured times in `work`:
+    the ms of host time per unit of each of F kinds of work, (F,). The host may be faster or slower while the plans of
+    one task are measured, so the fit corrects the measured times for the speed of the host in each task.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of
@@ -204,8 +210,9 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit the measured times of one part of the framework overhead, and return non-negative coefficients: the ms per
-    unit of each of F kinds of work, (F,). A linear program minimises the sum of the relative errors.
+    """Return the coefficients of one part of the framework overhead, fitted to the measured times in `work`: the ms per
+    unit of each of F kinds of work, (F,). The coefficients are not negative. A linear program minimises the sum of the
+    relative errors.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.

@@ -48,9 +48,9 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the two arrays of weights in the formula of `SetComm`: the shares, (G,), and the leads, (G, W).
-        All weights are non-negative. G is the number of segments (pieces of a transfer) that waits can shorten, and W
-        is the number of statistics in `waits`.
+        """Return two arrays of non-negative weights in the formula of `SetComm`: the shares (G,) and the leads (G, W).
+        A transfer has G segments (pieces) that waiting can shorten. There are W statistics of the waiting times of
+        devices.
 
         The formula is transfer = segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). The shares add
         up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
@@ -74,8 +74,14 @@ class SetNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class _Devices:
-    """The n devices of all measured exchanges, with F features of each device, (n, F); W statistics of the ms that
-    devices wait for the straggler (see `device_waits`), (n, W); and the transfer time of each device in ms, (n,).
+    """The n devices of measured exchanges in one split, training or validation. For each device, there are features,
+    statistics of waiting times, and the transfer time.
+
+    Attributes:
+        features: (n, F) features of each device.
+        waits: (n, W) statistics of the ms that devices wait for the straggler, the device that starts last (see
+            `device_waits`).
+        transfer_ms: (n,) transfer time of each device.
     """
 
     features: FloatArray
@@ -85,8 +91,10 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
         """Return the features, waits and transfer times of the devices in all exchanges between two or more devices.
-        Only the first len(`signs`) features are returned. `signs` has one sign for each feature that the model uses;
-        the features of host links come last, and some models use no features of host links.
+        `signs` has one sign for each feature that the model uses. All other features are left out.
+
+        The model uses the first len(`signs`) features. The features of host links come last, and some models do not use
+        these features.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -173,9 +181,9 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return one sign for each input feature of the communication model: 1 if the exchange time can only rise when the
-    feature rises, and 0 if the exchange time may rise or fall. If `start`, an earlier model, is given, return the signs
-    of the features that `start` uses.
+    """Return one sign for each feature that the communication model uses: 1 if the exchange time can only rise when the
+    feature rises, and 0 if the exchange time may rise or fall. If the model is fine-tuned from an earlier model
+    `start`, both models use the same features.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """
@@ -187,8 +195,9 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three arrays for the D devices of one exchange: F features of each device, (D, F); W statistics of the ms
-    that devices wait for the straggler, the device that starts last, (D, W); and the transfer times in ms, (D,).
+    """Return three arrays for the D devices of one exchange: features, waits and transfer times. Features (D, F) are
+    the F inputs that describe each device. Waits (D, W) are W statistics of the ms that devices wait for the straggler,
+    the device that starts last. Transfer times (D,) are in ms.
     """
     wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)

@@ -36,8 +36,8 @@ _QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # 1e6 bytes per ms are 1 GB/
 
 @dataclass(frozen=True)
 class SplitMeasurements:
-    """Measurements divided into training, validation and test samples.
-    `everything` also has the second measurements of samples that were measured twice.
+    """Measurements grouped by split: training, validation and test samples. `everything` has the samples of all splits.
+    If a sample was measured twice, the split of the sample has only the first measurement, and `everything` has both.
     """
 
     train: list[Measurement[Any]]
@@ -54,7 +54,9 @@ class SplitMeasurements:
         return cls(train, valid, test, good)
 
     def check(self, what: str, where: str) -> None:
-        """Raise UserError if a split has no samples; `what` and `where` describe the samples in the error."""
+        """Raise UserError if a split has no samples. In the error message, `what` describes the samples, such as
+        "compute samples of row_wise tables", and `where` names the directories of the measurements.
+        """
         if self.empty:
             raise UserError(
                 "split-empty",
@@ -93,7 +95,7 @@ class SplitMeasurements:
 
     @property
     def level(self) -> "SplitMeasurements":
-        """All measurements, with times corrected for changes of the machine's speed."""
+        """A copy of the measurements in which all times are corrected to the typical speed of the machine."""
         splits = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in split] for split in splits))
 
@@ -107,9 +109,9 @@ class SplitMeasurements:
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Divide the exchanges in the training, validation and test samples into all-to-alls, and return the result.
-        An exchange becomes one all-to-all for each group of devices that exchange data with each other, such as the
-        devices of one host. The measurements in `everything` are unchanged.
+        """Return a copy in which every training, validation and test sample is an all-to-all. Each exchange is replaced
+        by one all-to-all for each group of devices that exchange data with each other, such as the devices of one host.
+        The measurements in `everything` are unchanged.
 
         Groups that exchange nothing are left out, and so are groups of one device in an exchange of several devices.
         """
@@ -136,12 +138,12 @@ class MeasuredCalls:
 
     @property
     def name(self) -> str:
-        """The name of the calls' cost model, such as "compute" or "compute.row_wise"."""
+        """The name of the cost model of these kernel calls, such as "compute" or "compute.row_wise"."""
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of measured kernel calls with `model`. Return predicted and measured times, sorted by the
-        batch size of the calls.
+        """Predict the times of the measured kernel calls in `some` with the cost model `model`. Return the predicted
+        times together with the measured times, sorted by the batch size of the calls.
         """
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
@@ -168,9 +170,9 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index, FORWARD or BACKWARD, of the measured times to which the cost model of these exchanges is fitted.
-        Every exchange was measured in two ways: for the FORWARD times the devices started with delays, and for the
-        BACKWARD times all devices started together.
+        """The index (FORWARD or BACKWARD) of the measured times to which the cost model of these exchanges is fitted.
+        Each exchange has measured times of two kinds: with start delays of the devices (index FORWARD), and without
+        start delays (index BACKWARD).
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -226,8 +228,9 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Return the successful measurements grouped by kernel call, collective and split.
-        Exchanges that no measured sharding type needs are left out.
+        """Group the successful measurements: kernel calls by type, exchanges by collective, and both by split.
+        Exchanges by a collective are left out if the sharding types of the measured kernel calls do not need the
+        collective.
 
         All-to-alls and input dists are always kept.
         """
@@ -283,9 +286,9 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements without the parts of a step to which no cost model can be fitted. A model cannot be
-        fitted to a part if a split (training, validation or test) has no samples of the part. `known` has the names of
-        parts that are kept in any case, because their models exist already.
+        """Return only the measurements to which cost models can be fitted. A part of a step, such as the all-to-alls,
+        is left out if a split (training, validation or test) has no samples of the part. Parts whose names are in
+        `known` are not left out, because models of these parts exist already.
 
         An existing model can be adjusted to any samples.
         """
@@ -369,8 +372,8 @@ class Measured:
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Join the measurements of all directories, and renumber the samples so that samples of different directories have
-    different numbers. If a sample was measured twice, both measurements get the same number.
+    """Return the measurements of all directories in one list, with new sample numbers. Samples of different directories
+    get different numbers. If a sample was measured twice, both measurements get the same number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:

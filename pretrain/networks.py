@@ -24,15 +24,15 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the predicted times of B kernel calls, (B, 1). Each kernel call looks up one set of tables: call i
-        looks up each table n with `segments[n]` = i.
+        """Return the predicted times of B kernel calls, (B, 1). `features` (N, F) has F features of each of N tables,
+        for the tables of all calls. The index of the call that looks up table n is `segments[n]`.
 
         The times are multiples of `scale_ms`, a unit of time that is chosen before training.
 
         Args:
-            features: (N, F), features of the tables of all sets.
-            segments: (N,), the set of each table.
-            count: (B,), tables per set.
+            features: (N, F), features of the tables of all kernel calls.
+            segments: (N,), index of the kernel call of each table.
+            count: (B,), number of tables in each kernel call.
         """
         sums = segment_sums(self.table[:-1](features), segments, len(count))
         last = cast(nn.Linear, self.table[-1])

@@ -26,8 +26,8 @@ _LEAST_SAMPLES = 4
 
 def pieces_of(models: CostModels) -> Pieces:
     """Divide cost models into one model for each part of a step, and return these models in a dictionary by name of the
-    part. Two kinds of models are left out: exchange models that come from a datasheet, and a datasheet's model of the
-    link to the host.
+    part. Two kinds of models that come from a datasheet are left out: exchange models, and the model of the link
+    between device and host.
     """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
@@ -58,8 +58,8 @@ def by_part(models: CostModels) -> Pieces:
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Combine models of single parts of a step (such as one type of kernel call) into one `CostModels`. If `given` has
-    a datasheet's model of the exchanges in a direction, this model is used instead of the models in `pieces`.
+    """Combine models of single parts of a step (such as one type of kernel call) into one `CostModels`. Exchange models
+    from a datasheet (`given`) replace the models in `pieces` for the same direction.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -97,8 +97,9 @@ def _combined(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Return the models in `pieces` scaled to the speed of the measured machine. Each model is multiplied by the median
-    ratio of measured over predicted time, over the training samples of the same part of a step.
+    """Return copies of the models in `pieces` that predict times at the speed of the measured machine. The times that a
+    model predicts are multiplied by the median ratio of measured over predicted time. The ratios are from the training
+    samples of the part of a step that the model predicts.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -129,8 +130,8 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Return the models in `starts` that come from the machine most similar to the measured machine; None if `starts`
-    is empty.
+    """Return the cost models of the machine that is most similar to the measured machine; None if `starts` is empty.
+    Each element of `starts` has the cost models of one machine. `parts` has the measurements on the measured machine.
 
     The most similar machine has the smallest error on column-wise calls after its predictions are multiplied by one
     factor. If no column-wise calls were measured, the first of `starts` is returned.
@@ -141,9 +142,9 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the mean relative error with which the cost models `start` predict the measured column-wise kernel
-        calls. Before this error is computed, all predictions are multiplied by one factor: the median ratio of measured
-        over predicted time.
+        """Return the mean relative error of the cost models `start` on the measured column-wise kernel calls. Before
+        the error is computed, all predictions are multiplied by one factor: the median ratio of measured over predicted
+        time. So the error does not depend on the speed of the machine.
         """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)

@@ -138,7 +138,9 @@ class PretrainResult:
 
     @property
     def _refitted_parts(self) -> list[str]:
-        """The names of the parts of a step for which both the new models and the earlier models have errors."""
+        """The names of the parts of a step for which both errors are known: the error of the new model and the error of
+        the earlier model.
+        """
         return [part for part in self.metrics if part in self.before]
 
     def _noise(self, part: str) -> float:
@@ -156,8 +158,8 @@ class PretrainResult:
 
 
 def _left_out(part: str, sizes: dict[str, int]) -> Message:
-    """Return a message for people: the part of a step called `part` has no cost model. The message lists `sizes`, the
-    number of samples in each split, because a model needs samples in every split.
+    """Return a message for users that one part of a training step has no cost model. `part` is the name of this part. A
+    model needs samples in every split, so the message lists `sizes`, the number of samples in each split.
     """
     counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
     return Message(
@@ -206,9 +208,9 @@ class Predicted:
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Return True if the predictions of `other` are clearly better than the predictions of this object: the mean
-        relative error of this object is more than 1.1 times the mean relative error of `other`, and the difference is
-        larger than chance explains.
+        """Return True if the predictions of `other` are clearly better than the predictions of this object. The mean
+        relative error of this object must be more than 1.1 times the mean relative error of `other`. The difference
+        must also be too large to be chance.
 
         A paired t-test decides about chance. The devices of one exchange have similar errors, so each sample counts
         once. A single sample cannot decide.
@@ -219,7 +221,7 @@ class Predicted:
 
     @property
     def _by_sample(self) -> FloatArray:
-        """The relative error of each of the s samples, (s,): the mean over the devices of the sample."""
+        """The mean relative error of each of s samples, (s,). The mean is over the devices of the sample."""
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
@@ -229,8 +231,9 @@ class Predicted:
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
     """Return the test result of the cost model of one part of a step: the errors on test samples, and the noise of the
-    measurements. `predicted` has the predictions and the measured times of the test samples. `everything` has the
-    measurements in all splits, from which the noise is computed.
+    measurements. `predicted` has the predictions and the measured times of the test samples. The noise is the relative
+    difference between two measurement passes over the same samples, computed from `everything`, the measurements in all
+    splits.
 
     The result also has the share of the measurements that are inside the intervals around the predictions. `margin`
     gives half the width of each interval.

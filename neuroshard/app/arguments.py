@@ -52,7 +52,9 @@ def for_hydra(command: str, words: Sequence[str]) -> list[str]:
 
 
 def _known_flag(word: str) -> str:
-    """Return the argument `word` if Hydra has the flag that `word` names; raise UserError if Hydra has no such flag."""
+    """Return the argument `word` if it is a flag of Hydra, such as "--multirun" or "--cfg=job"; raise UserError
+    otherwise.
+    """
     name = word.partition("=")[0]
     if name in _FLAGS:
         return word
@@ -128,10 +130,10 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return, as text, the command line arguments of a sweep over the entries of `files` that one reader can read.
-    For the reader user_file, for example, the result is "tables=user_file tables.path=a.csv,b.csv". If `reader` is
-    None, the sweep is over the entries that no reader can read. These entries are names of configs; the result is, for
-    example, "tables=one,two".
+    """Return, as text, command line arguments for a sweep over the entries of `files` that one reader can read.
+    If `reader` is user_file, for example, the result is "tables=user_file tables.path=a.csv,b.csv". If `reader` is
+    None, the sweep is over the entries that no reader can read. These entries are names of configs, and the result is,
+    for example, "tables=one,two".
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"
@@ -165,7 +167,9 @@ def _readable(text: str, words: Sequence[str]) -> str:
 
 def _meant(text: str, words: Sequence[str]) -> str:
     """Return advice on how to correct an argument that is not key=value.
-    The argument may be a file without a key, or the end of a value that contains a blank.
+    For a file such as a.csv, the advice is to write a key: "Did you mean tables=a.csv?". If the previous argument is
+    key=value, the user probably wrote a value with a blank. In this case, the advice is to remove the blank or to put
+    the value in quotes. `words` has all arguments.
     """
     if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
         return f"Did you mean {groups[0]}={text}?"

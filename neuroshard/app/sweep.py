@@ -84,10 +84,10 @@ def jobs_in(folder: Path) -> list[Job]:
 
 
 def compared(jobs: Sequence[Job]) -> Grid:
-    """Return a table with a row for each job of a sweep.
-    The first columns are the settings that differ between jobs. For searches, the next columns are the number of solved
-    tasks, the predicted cost and the seconds per search. If no job has these figures, one column with the result
-    follows instead: "done", or the reason why the job failed.
+    """Return a table that compares the jobs of a sweep, with a row for each job. The first columns are the settings
+    that differ between jobs. If any job has figures of searches, the next columns are the number of solved tasks, the
+    predicted cost and the seconds per search. Otherwise, the next column is the result: "done", or the reason why the
+    job failed.
 
     If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
     table also has these numbers, the smallest free memory of a device, and the work that the costs count.
@@ -111,9 +111,9 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 
 def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
-    """Return the caption of the table that compares the jobs of a sweep.
-    The caption says over which tasks the costs are averaged. If `over_devices` is true, jobs have different numbers of
-    devices, and the caption also explains which work the costs include and what the column "memory headroom" shows.
+    """Return the caption of the table that compares the jobs of a sweep. The caption says over which tasks the costs
+    are averaged. If the jobs have different numbers of devices (`over_devices`), the caption also says which work the
+    costs include, and explains the column "memory headroom".
     """
     if not over_devices:
         return _CAPTION

@@ -56,9 +56,8 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return the sum of this object and `other`, field by field.
-        The two objects are about different tables of the same plans on the same devices. The tables have separate
-        kernel calls.
+        """Return the sum of this object and `other`, field by field. Both objects are for the same plans on the same
+        devices, but for different tables. No kernel call has tables of both objects.
         """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
@@ -107,9 +106,9 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Compute the parts of a step (such as the kernels and the output dist), and return the step.
-        Each element of `works` is a pair for one part: the position of the part in the step (`When`), and a function
-        that computes the part. `shape` is the shape of the parts' times, (..., D), for D devices.
+        """Compute the time of each part of a step (such as the kernels and the output dist), and return the step.
+        `works` has a pair for each part: the position of the part in the step (`When`), and a function that computes
+        the part. The times of each part have the shape `shape`, which is (..., D) for D devices.
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -253,8 +252,8 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The shortest time in ms that any device waits for its host at the end of a step; 0 if no wait is counted.
-        Other devices may wait longer.
+        """The time in ms that devices wait for their hosts at the end of a step: the shortest wait of any device. The
+        time is 0 if the cost does not include such waits.
         """
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
@@ -284,8 +283,9 @@ def _scope_of(part: Part) -> str:
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
-    """Return a text with the expected cost of a plan: the predicted cost `total_ms` after a correction for prediction
-    errors. Return None if the expected cost is NaN, or if both costs are equal after rounding.
+    """Return a text for users about the expected cost `expected_ms` of a plan, which is corrected for prediction
+    errors. Return None if `expected_ms` is NaN, or if `expected_ms` and the predicted cost `total_ms` are equal after
+    rounding.
     """
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None

@@ -190,9 +190,9 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Group the loads of each of the B sets by the kernel that processes the load.
-        Return B x G smaller sets, one for each set and kernel, and the type of kernel call of each of the G kernels.
-        G counts the different kernels of all B sets together, so a smaller set may be empty.
+        """Split each of the B sets into G smaller sets, one for each kernel: the loads that this kernel processes.
+        Return the B x G smaller sets, and the type of kernel call of each of the G kernels, (G,). G counts the
+        different kernels of all B sets together, so a smaller set may be empty.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
@@ -313,22 +313,23 @@ class Traffic:
     @property
     def collectives(self) -> tuple[Collective, ...]:
         """The C collectives for which this object has bytes: the first C members of `Collective`.
-        No other collective has traffic.
+        All other members of `Collective` have no traffic.
         """
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def sent_bytes(self, collective: Collective) -> FloatArray:
         """Return the bytes that each of D devices sends into a collective, for each of B plans, (B, D).
-        For the input dist, these are the bytes that the device receives.
+        If the collective is the input dist, return the bytes that each device receives instead.
         """
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return a `Traffic` that has only one collective, with one entry for each exchange instead of each plan.
-        For most collectives, a plan has one exchange between all devices. A reduce-scatter inside each host, for
-        example, is one exchange for each host: for B plans on G hosts, the result has B x G exchanges.
+        """Return the traffic of one collective as a `Traffic` whose entries are single exchanges instead of plans.
+        In most collectives, all devices of a plan take part in one exchange, so B plans give B entries. But a
+        reduce-scatter inside each host, for example, is a separate exchange for each host. In this case, B plans on G
+        hosts give B x G entries.
 
         The bytes are stored as bytes of an all-to-all, so that a model for a single exchange need not know which
         collective the exchange uses.
@@ -366,7 +367,10 @@ class Traffic:
         return replace(self, size_bytes=size_bytes, batch_size=batch_size)
 
     def in_precision(self, precision: Precision) -> "Traffic":
-        """Return the traffic if embeddings and gradients are exchanged in the data type `precision` instead of fp32."""
+        """Return a copy of the traffic with the bytes for exchanges in the data type `precision` instead of fp32.
+        For example, fp16 halves the bytes of the all-to-all. The bytes of the input dist and of the all-reduce stay the
+        same.
+        """
         if precision is Precision.FP32:
             return self
         return replace(self, size_bytes=self.size_bytes * relative_bytes(precision)[: self.size_bytes.shape[2]])
@@ -382,7 +386,7 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) output columns per sample that each of D devices sends into the all-to-all, for each of B plans.
+        """(B, D) output columns that each of D devices sends into the all-to-all for each sample, for each of B plans.
         The columns are computed from the bytes of the all-to-all.
         """
         pooled = self.sent_bytes(Collective.ALL_TO_ALL)
@@ -390,8 +394,9 @@ class Traffic:
 
 
 def relative_bytes(precision: Precision) -> FloatArray:
-    """Return the bytes of each of C collectives in a data type, divided by the bytes in fp32, (C,).
-    For fp16, for example, the all-to-all has the value 0.5, and the all-reduce, which stays in fp32, has the value 1.
+    """Return the bytes of a data type relative to fp32, for each of C collectives, (C,).
+    For fp16, for example, the all-to-all has the value 0.5, because it sends half as many bytes as in fp32. The
+    all-reduce has the value 1, because it always uses fp32.
     """
     share = precision.element_bytes / ELEMENT_BYTES
     return np.array([1.0 if one in IN_FULL_PRECISION else share for one in Collective])

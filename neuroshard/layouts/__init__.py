@@ -72,8 +72,8 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Return S loads, one load for each of S placements, in the order of `placements`.
-    A placement is a shard on a device. A load is the work that a shard causes for the device's kernels in a batch.
+    """Return the load of each of S shards, in the order of `placements`. A load is the work that a shard causes for the
+    kernels of a device in a batch. Each placement gives a shard and the device of the shard.
 
     Args:
         tables: (T,) the tables.

@@ -42,20 +42,20 @@ class ColumnWise(Layout):
         return place_column_wise(whole, [(index, table_of(whole, index).dim, devices[0])])
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless the shards cover the table."""
+        """Raise UserError if the shards do not cover every element of the table exactly once."""
         check_cover(table, [placement.shard for placement in placements])
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that each whole table in `loads` causes on the first of `count` devices.
-        The loads are unchanged, because a column-wise table is whole on the first device.
+        """Return the load of each whole table on the first of `count` devices: `loads` without changes.
+        A whole table of this family is on the first device only (`over`), so this device does all work of the table.
         """
         return loads
 
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that a device sends in each collective because of each of n loads: a dict of arrays (n,).
-        The only collective is the all-to-all, and the bytes are `output_bytes` (n,): all outputs of a load are sent.
+        """Return a dict with the bytes that a device sends for each of n loads, (n,), by collective.
+        The only collective is the all-to-all. A device sends all outputs of a load, so the array is `output_bytes`.
         """
         return {Collective.ALL_TO_ALL: output_bytes}
 

@@ -42,7 +42,9 @@ class DataParallel(Layout):
         return place_data_parallel(whole, index)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless every device has the whole table in device memory, without other shards."""
+        """Raise UserError unless every device has the whole table in device memory.
+        Also raise UserError if a placement has only some of the table's columns.
+        """
         if (assignment := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
                 "plan-copies-tier",
@@ -70,14 +72,16 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return all loads, (n,), with the data-parallel loads reduced from the whole batch to one device's samples.
-        `which` (m,) has the positions of the data-parallel loads.
+        """Return the loads of n placements, (n,), in which each data-parallel load has only the samples of one device.
+        In the argument `loads`, these loads have all samples of the batch. `which` (m,) has the indices of the
+        data-parallel loads. All other loads are unchanged.
         """
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that each whole table in `loads` causes on one of `count` devices.
-        Every device has the whole table, but looks up only its own samples, which are an equal share of the batch.
+        """Return the load on one of `count` devices for each table, if the tables are data-parallel.
+        `loads` has the load of each table for the whole batch. Every device has the whole table, but looks up only the
+        samples of this device, which are 1/`count` of the batch.
         """
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
@@ -85,8 +89,9 @@ class DataParallel(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that a device contributes to the all-reduce for each of n loads. The result is a dict. The
-        only key is the all-reduce, and the value is an array (n,): the bytes of an fp32 gradient for every weight.
+        """Return the number of bytes that each device puts into the all-reduce, for each of n loads.
+        A device puts in the fp32 gradients of all weights of the table. The result is a dict from the all-reduce, the
+        only collective of this family, to an array (n,).
         """
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
@@ -96,11 +101,11 @@ class DataParallel(Layout):
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Return a copy of all loads, in which some loads are reduced from the whole batch to the samples of one device.
-    The positions of the reduced loads are `which` (m,).
+    """Return a copy of the n loads in which the m loads with the indices `which` have only the samples of one device.
+    In the argument `loads`, these m loads have all samples of the batch. All other loads are unchanged.
 
-    The lookups, samples and bags of the reduced loads are divided by the number of devices. The reuse histogram of each
-    reduced load becomes the histogram of the smaller batch.
+    The lookups, samples and bags of the m loads are divided by the number of devices. The reuse histogram of each
+    of the m loads becomes the histogram of the smaller batch.
     """
     share, reuse = np.ones(len(loads)), loads.reuse.copy()
     share[which] = 1 / num_devices

@@ -20,8 +20,8 @@ from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
-    """The attributes of a task that are needed to place whole tables on devices.
-    These are the tables (T,), the tier assignment of each table (T,), and the devices.
+    """The attributes of a task that a family reads to place a table: tables, tier assignments and devices.
+    This protocol stands for the class `Task`. T is the number of tables.
     """
 
     @property
@@ -80,8 +80,9 @@ class Layout(ABC):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """The names of the family's sharding types in settings.
-        These are TorchRec's names or, if TorchRec has no such sharding type, the name of the family.
+        """The names by which settings refer to the family's sharding types.
+        These are TorchRec's names, such as "row_wise". If TorchRec has no sharding type of this family, the name of the
+        family is the only name.
         """
         return self.words or (self.form.value,)
 
@@ -126,8 +127,8 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the n loads, with each load of this family reduced to the work of one device.
-        In `loads`, each load of this family has all rows of a table and the lookups of all samples. In the result, a
+        """Return the loads of n placements, (n,), after each load of this family is reduced to the work of one device.
+        In the argument `loads`, each load has all rows of the table and the lookups of all samples. In the result, a
         row-wise load, for example, has only the rows of one block, and a data-parallel load has only the samples of one
         device. The loads of other families are unchanged.
 
@@ -142,11 +143,11 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that each table causes on the first device if `count` devices share the table.
-        The table is sharded over the `count` devices by the rules of this family. For a row-wise table, for example,
-        the result is the load of the first block of rows.
+        """Return the load on the first device for each table, if each table is sharded over `count` devices.
+        `loads` has the load of each whole table. The tables are sharded by the rules of this family. For a row-wise
+        table, for example, the result is the load of the first block of rows.
 
-        `loads` has the loads of the whole tables. Lookups are assumed to be spread evenly over the rows of a table.
+        Lookups are assumed to be spread evenly over the rows of a table.
         """
 
     @abstractmethod
@@ -170,12 +171,14 @@ class Layout(ABC):
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Return the number of shards of a table on `devices` devices, to compare with limits such as `max_shards`."""
+        """Return the number of shards that a table on `devices` devices counts as.
+        Limits such as `max_shards` refer to this number.
+        """
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text that says why TorchRec does not support a sequence table in shards of these widths.
-        Return None if TorchRec supports the table.
+        """Return the reason why TorchRec does not support a sequence table that is sharded in this way, as text.
+        Return None if TorchRec supports the table. `widths` has the number of columns of each shard of the table.
 
         Each shard is on a different device. The text follows "is a sequence table".
         """
@@ -186,14 +189,15 @@ class Layout(ABC):
         return self.type_names[0]
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the names of the sharding types for which these placements of a table are valid.
-        A constraint on the sharding type permits the placements if the constraint lists at least one of these names.
+        """Return the sharding types that permit these placements of a table.
+        A constraint permits the placements if the constraint lists at least one of these types. For example, table_wise
+        and column_wise both permit a whole table on one device.
         """
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that a TorchRec plan may name for a table with these placements.
-        With each of these types, TorchRec uses exactly these shards on these devices.
+        """Return the sharding types with which TorchRec creates exactly these shards of a table on these devices.
+        A TorchRec plan with these shards may have any of these sharding types for the table.
         """
         return {self.sharding_type(placements, topology)}
 

@@ -68,9 +68,10 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return a copy of the loads, (n,), in which each row-wise load describes one block of rows of a table.
-        In `loads`, each row-wise load describes all rows and all lookups of the table. In the copy, the load has only
-        the rows of the block and the lookups of these rows. `which` (m,) has the positions of the row-wise loads.
+        """Return a copy of the loads, (n,), in which each row-wise load describes only one block of rows of a table.
+        The load at position i gets the rows of the shard in `placements[i]`, and the lookups of these rows. In `loads`,
+        each row-wise load describes all rows and all lookups of the table. `which` (m,) has the positions of the
+        row-wise loads.
         """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
@@ -97,8 +98,9 @@ class RowWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes that each of n loads causes its device to send, as a dict from collectives to arrays (n,).
-        The keys are all collectives that row-wise tables use.
+        """Return the number of bytes that a device sends because of each of n loads, separately for each collective. A
+        load is the work that one shard causes on one device. The result is a dict. The keys are all collectives that
+        row-wise tables use, and the values are arrays (n,).
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
@@ -113,10 +115,10 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text that says why TorchRec does not support a row-wise sequence table with these row blocks.
-        Return None if TorchRec supports the table: TorchRec needs a row block on every device.
+        """Return a text that says why TorchRec does not support a row-wise sequence table, or None if TorchRec supports
+        it. TorchRec needs a block of rows on every device.
 
-        `widths` has the number of columns of each row block.
+        `widths` has the number of columns of each row block. Each block is on a different device.
         """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
@@ -131,8 +133,9 @@ class RowWise(Layout):
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that a TorchRec plan may name for a table in these blocks of rows.
-        If all devices are on one host, these are row_wise, table_row_wise and grid_shard.
+        """Return the names of the sharding types that a TorchRec plan may use for a table with these blocks of rows.
+        The result can have several names: if all devices are on one host, it is row_wise, table_row_wise and
+        grid_shard.
         """
         if topology.domain_size == topology.num_devices:
             return set(self.words)
@@ -185,8 +188,8 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
-    """Raise UserError if TorchRec cannot read the blocks of rows that have the same columns of a table.
-    For example, TorchRec cannot read the blocks if only some devices of a host have a block.
+    """Raise UserError if TorchRec cannot read the row-wise blocks of one range of columns of a table. For example,
+    TorchRec cannot read the blocks if only some devices of a host have a block.
 
     `columns` is the range of columns (first column, column after the last). `blocks` are the placements of the blocks
     with these columns, in order of device.

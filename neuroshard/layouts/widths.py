@@ -36,9 +36,10 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Replace every load that is too wide for FBGEMM by the loads of column shards, and return the sets of loads.
-    A load is the work of a table or shard for the kernels. A load is too wide if it has more columns than FBGEMM allows
-    in a shard. The column shards are as few and as equal in width as possible.
+    """Split every load that is too wide for FBGEMM into loads of column shards, and return the changed sets of loads.
+    A load is the work of a table or shard for the kernels, and each set has the loads of one device. A load is too wide
+    if it has more columns than FBGEMM allows in a shard. The column shards are as few and as equal in width as
+    possible.
     """
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():

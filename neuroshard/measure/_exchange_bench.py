@@ -61,9 +61,9 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the size of the messages that each of the m devices of this group sends, in elements, (m,).
-        A device sends a message of the same size to each of the m devices, including the device itself. `size_bytes`
-        (D,) has the bytes that each of all D devices sends in total. An element has `element_bytes` bytes.
+        """Return the number of elements in each message of a device, for each of the m devices of this group, (m,).
+        A device sends m messages of the same size: one to each device of the group, including the device itself.
+        `size_bytes` (D,) has the bytes that each of all D devices sends in total. An element has `element_bytes` bytes.
 
         For an input dist, `size_bytes` has the bytes that each device receives, and the result has the size of the
         messages that each device of this group receives, one from each device.
@@ -71,11 +71,11 @@ class Circle:
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return this device's entry in `shares`, the list (m,) that `share` returns for the m devices of this group.
-        The entry is the number of elements in the message that this device sends to each device.
+        """Return the number of elements in each message that this device sends.
+        `shares` (m,) is the list that `share` returns, with the number for each of the m devices of this group.
 
-        For an input dist, the entry is the number of elements in the message that this device receives from each
-        device.
+        For an input dist, the result is the number of elements in each message that this device receives, one message
+        from each device.
         """
         return shares[self.ranks.index(self.rank)]
 
@@ -148,8 +148,8 @@ def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
     """Return an exchange that runs an input dist: indices and lengths go to the devices that have the rows.
-    The same function is used for the forward and the backward direction. The function first exchanges the numbers of
-    elements, and then the elements.
+    The forward function and the backward function are the same. The function first exchanges the numbers of elements,
+    and then the elements.
     """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)
@@ -158,7 +158,7 @@ def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange
     got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
 
     def both() -> None:
-        """Exchange the numbers of elements to send, and then the indices and lengths."""
+        """Exchange the sizes of the messages, and then the messages themselves: the indices and lengths."""
         dist.all_to_all_single(counted, counts, group=circle.group)
         dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
 
@@ -259,9 +259,9 @@ class ExchangeBench:
         return ahead if abs(ahead) > 1e-3 else 0.0
 
     def _ping(self, other: int) -> tuple[float, float]:
-        """Send a message from rank `other` to rank 0 and back; return the time of the round trip and the clock offset.
-        The time is in seconds. The offset is the seconds by which this process's clock is ahead of the clock of rank 0.
-        On rank 0, both values are 0.
+        """Send a message from rank `other` to rank 0 and back. Return two values in seconds: the time of the round
+        trip, and the time by which the clock of rank `other` is ahead of the clock of rank 0.
+        Both ranks call this method together. On rank 0, both values are 0.
         """
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:

@@ -31,9 +31,10 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
-        """Return a key for a shard. One kernel call looks up all shards of a device that have the same key.
-        The key is a tuple of the type of the call (as an index in `CALLS`), the bytes per weight, and the width of the
-        shard (0 if the table is pooled).
+        """Return the key of the kernel call that looks up a shard. One call looks up all shards of a device with the
+        same key. The key is a tuple: the type of the call (as an index in `CALLS`), the bytes per weight, and the width
+        of the shard. In place of the width, the key has 0 if the table is pooled, because pooled tables of all widths
+        share a call.
         """
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
@@ -53,8 +54,9 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
-    """Return the tier assignment of a kernel call, which applies to all tables of the call.
-    Cached tables share one cache, which has room for the cached rows of all tables.
+    """Return the tier assignment of a kernel call: the memory tier, and the cache load factor if the tables are cached.
+    Both apply to all tables of the call. Cached tables share one cache, which has room for the cached rows of all
+    tables. The cache load factor is the share of the rows of all shards in the call that fit in the cache.
     """
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:
@@ -66,17 +68,18 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return a copy of the table with the reuse histogram of a smaller batch: one of `shares` equal parts of the batch.
-    A reuse histogram says which fraction of the looked-up rows is looked up once, twice, 3 or 4 times, and so on.
+    """Return a copy of the table with the reuse histogram for a smaller batch, which has 1/`shares` of the samples of
+    the full batch. A reuse histogram says which fraction of the looked-up rows is looked up once, twice, 3 or 4 times,
+    and so on.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """Return the exchanges of a plan in the forward pass or in the backward pass, as samples to measure.
-    In each sample, all devices start at the same time. The samples are always in the order of the forward pass, even if
-    `direction` is the backward pass.
+    """Return the exchanges of a plan in the forward pass or in the backward pass, as samples to measure. In each
+    sample, all devices start at the same time. Samples of the backward pass are not in reverse order: both directions
+    have the order of `Collective`.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """

@@ -54,7 +54,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The description of this machine's memory and of the machine's devices of this type (processor or GPUs)."""
+        """The description of this machine: the host memory, and the processor or the GPUs, whichever `device` is."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
@@ -91,8 +91,9 @@ class Hardware:
         return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
-        """Raise UserError if the number of devices on each host differs between the task and the measurements of
-        exchanges. `topology` describes the devices and hosts of the task.
+        """Raise UserError unless each host of the task has as many devices as each host of the measurements.
+        `topology` describes the devices and hosts of the task. Exchanges are measured on this host or, under torchrun,
+        on all hosts of torchrun.
 
         Hosts that are joined by fast links count as a single host.
         """
@@ -136,7 +137,7 @@ class Hardware:
 
     def follow(self, steps: StepProtocol | None = None) -> None:
         """Take part in all measurements that rank 0 starts; the other processes of torchrun call this method.
-        The measurements are training steps if `steps` is given, else exchanges.
+        Training steps are measured by the protocol `steps`. If `steps` is None, exchanges are measured.
         """
         from neuroshard.measure._workers.group import Torchrun
 

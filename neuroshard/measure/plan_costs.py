@@ -50,18 +50,19 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Prepare samples for a measurement: return a `Due` object for each sample.
-        A `Due` object has the sample, the sample's number and split (training or validation), and a seed that is drawn
-        from `rng`. An exchange with start delays gets the split of the same exchange without delays, if that exchange
+        """Return a `Due` object for each sample, from which the sample can be measured. The object has the sample, the
+        sample's number and split (training or validation), and a seed. The seeds are drawn from `rng`.
+
+        An exchange with start delays gets the split of the same exchange without delays, if the exchange without delays
         has a number.
         """
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
-        """Return a `Due` object with the sample, the sample's number and split, and the seed `lookups`.
-        A new sample gets the next free number. The field `second_pass` of the object is True if the sample already had
-        a number.
+        """Return a `Due` object with the sample, the sample's number and the sample's split. A new sample gets the next
+        free number. If the sample already had a number, the field `second_pass` of the object is True. `lookups` is the
+        seed of the lookups, which the object stores.
         """
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
@@ -71,9 +72,8 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """The kernel calls and exchanges that `measure_plans` measures, with a number for each.
-    By default, the measurements of the samples are not stored. Records from `of_run` store the measurements in the
-    directory of a run.
+    """Numbers for the samples that `measure_plans` measures: a sample is a kernel call or an exchange. By default, the
+    measurements of the samples are not stored. Records from `of_run` store the measurements in the directory of a run.
     """
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
@@ -96,9 +96,11 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict that maps each stored sample to the sample's number.
-    The dict is used to find the number of a sample that is measured again. A measurement adds the lookups of each row
-    block to a kernel call of row-wise tables, so the keys are copies of the samples without these lookups.
+    """Return a dict that maps each stored sample to the sample's number. If a sample is measured again, the number is
+    looked up in this dict.
+
+    The keys are copies of the samples with an empty field `lookups`, because this field is empty in a new sample. A
+    measurement of row-wise tables fills the field.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
@@ -116,9 +118,10 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return a copy of the table with a name that identifies the table in `there`, a dict of tables by name.
-    The copy gets the first of the names `name`, `name (2)`, `name (3)`, ... that is free, or that belongs to an equal
-    table in `there`. If the name is free, the copy is added to `there`.
+    """Return a copy of the table under a name that no different table in `there` has. `there` is a dict of tables by
+    name. The copy keeps the name of the table if the name is free in `there`, or belongs to an equal table. Otherwise
+    the copy gets the first of `name (2)`, `name (3)`, ... for which this is true. If the name of the copy is free, the
+    copy is added to `there`.
 
     Tables that differ only in width, number of features and pooling (`_whole`) are equal here.
     """
@@ -130,9 +133,9 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return a copy of the table in which width, number of features and pooling have fixed values.
-    Two tables that differ only in these properties have equal copies, and are stored as one table. This is possible
-    because each measurement stores these properties separately.
+    """Return a copy of the table with a fixed width, a fixed number of features, and fixed pooling. Two tables that
+    differ only in these three properties have equal copies, and are stored as one table. No information is lost,
+    because each stored measurement has the three properties.
     """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
@@ -145,7 +148,8 @@ def measure_plans(
     count_input: bool = False,
     records: PlanRecords | None = None,
 ) -> list[Cost | str]:
-    """Measure all plans; return the cost of each plan, or, as text, the error that stopped the measurement of the plan.
+    """Measure all plans, and return a list with an entry for each plan. The entry is the cost of the plan; if the
+    measurement of the plan failed, the entry is the error as text.
 
     Plans that are next to each other in `plans` share batches of live operators, so place plans that are compared next
     to each other. Kernel calls of all devices are timed one by one on one device. Then all exchanges are timed: the
@@ -262,9 +266,9 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return an error text if the weights of some device of the plan do not fit into this host's memory.
-    The text has the needed and the available memory. Return None if the weights of each device fit, or if kernels do
-    not run on CPUs.
+    """Return None if this host has enough memory to measure the plan; otherwise return an error text. The text has the
+    needed and the available memory. If kernels run on CPUs, the host needs memory for the weights of any single device
+    of the plan. If kernels run on GPUs, memory is not checked, and the result is None.
     """
     if hardware.device.kind != "cpu":
         return None

@@ -40,7 +40,9 @@ class Meters:
     _open: dict[str | int, Meter[Any]] = field(default_factory=dict)
 
     def of(self, sample: Sample) -> Meter[Sample]:
-        """Return the meter that measures samples of this type; exchanges need a meter for each number of devices."""
+        """Return the meter that measures samples of the same type as `sample`.
+        If `sample` is an exchange, this is the meter for exchanges between the same number of devices.
+        """
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
         if isinstance(sample, LocalSample):
@@ -59,8 +61,9 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges for the numbers of devices of all `topologies`, before any exchange is measured.
-        A single device needs no meter. Under torchrun, the other processes wait until this process opens the meters.
+        """Open a meter of exchanges for each number of devices in `topologies`, before any exchange is measured.
+        A topology with a single device needs no meter. Under torchrun, the other processes wait until this process
+        opens the meters.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -71,8 +74,9 @@ class Meters:
 
 @contextmanager
 def meters_of(hardware: Hardware, warn: Warn) -> Iterator[Meters]:
-    """Yield the objects (meters) that measure samples on the hardware.
-    The worker processes of the meters end when the context ends.
+    """Return a context manager that yields a `Meters` object, which has the meters for all types of samples.
+    A meter is an object that measures samples of one type on the hardware. The worker processes of the meters end when
+    the context ends.
     """
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)

@@ -151,8 +151,9 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
-        wait for the straggler (the device that is ready last).
+        """Return a formula (`Outline`) for the transfer time of each device, as a function of waits. A wait is the time
+        that a device waits for the straggler (the device that is ready last).
+
         The transfer time is a weighted sum of segments in ms. Waits can shorten all segments except the first, because
         devices do a part of the transfer during the wait.
 
@@ -164,8 +165,8 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Predict the segments (pieces of transfer time) of each of D devices in B exchanges, (B * D, 1 + G) ms. A row
-        has the 1 + G segments of one device in one exchange.
+        """Predict the segments of the transfer time of each of D devices in B exchanges, (B * D, 1 + G) ms. A row has
+        the 1 + G segments of one device in one exchange. A segment is a piece of the transfer time.
 
         The first segment begins when the straggler, the device that is ready last, starts. A device that waits for the
         straggler may do a part of each of the G other segments during the wait.
@@ -179,8 +180,8 @@ class SetComm(Stored, CommModel):
 
     @property
     def sees_hosts(self) -> bool:
-        """True if the model was fitted to exchanges both on one host and on several hosts,
-        so that `host_features` are inputs.
+        """True if the inputs of the network include `host_features`. The inputs include these features if the model was
+        fitted to exchanges both on one host and between several hosts.
         """
         return len(self.normaliser.shift) > NUM_FEATURES
 
@@ -236,9 +237,10 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the input features of `SetComm`, (..., F), as binary logarithms.
-    The features are log2(1 + amount) for each array in `amounts`, log2 of the batch size, and log2 of the number of
-    devices. The first array in `amounts` has the shape (...,), and the other arrays are broadcast to this shape.
+    """Return the F input features of `SetComm` as binary logarithms, (..., F). The features are log2(1 + amount) for
+    each array in `amounts`, then log2 of the batch size, then log2 of the number of devices. The first array in
+    `amounts` has the shape (...), such as (B, D) for D devices in B exchanges. The other arrays are broadcast to this
+    shape.
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -301,9 +303,9 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how well published measurements cover the exchanges of this traffic (`Coverage`).
-        The result is for the collective that the measurements cover worst. Return None if no model is computed from
-        published measurements.
+        """Return the `Coverage` of the exchanges in `traffic`: how well published measurements cover these exchanges.
+        If the collectives differ in coverage, return the worst. Return None if no model is computed from published
+        measurements.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
@@ -340,8 +342,8 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return a description (`Outline`) of how the transfer time of each device depends on the time that devices
-        wait for the straggler (the device that is ready last).
+        """Return a formula (`Outline`) for the transfer time of each device, as a function of waits. A wait is the time
+        that a device waits for the straggler (the device that is ready last).
 
         The transfer time is a weighted sum of segments in ms. Waits can shorten the segments of the all-to-all. If the
         traffic has other collectives, there is one more segment: the time that the other collectives add to the

@@ -119,9 +119,9 @@ class ByWidestCompute(AdditiveCompute):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Return a vector for each of n shards (`loads`), (n, 1 + K + W), which `head` adds up over the shards of a
-        kernel call. The first 1 + K elements are the vector of `AdditiveCompute`: the cost of the shard by itself, and
-        K elements for interactions between shards. The last W elements are savings, one for each of W limits of the
-        table width: the cost that the shard saves if no table in the call is wider than the limit.
+        kernel call. The first 1 + K numbers of a vector are the vector of `AdditiveCompute`. Each of the last W numbers
+        belongs to one limit of the table width, such as 64 columns: the cost that the shard saves if no table in the
+        call is wider than the limit.
 
         The savings of several limits add up. If the shard itself is wider than the limit, the saving is a large
         negative number.
@@ -141,9 +141,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model, the width limits or `saved` are invalid.
-        The width limits must rise, such as 32, 64, 128 columns. `saved` must have one number for each limit, at least 0
-        and below 1: the share of the cost that a kernel call saves if no table in the call is wider than the limit.
+        """Raise ValueError if the additive model, `kernel_widths` or `saved` is invalid.
+        The limits in `kernel_widths` must rise, such as 32, 64, 128 columns. `saved` must have one share for each
+        limit, at least 0 and below 1.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
@@ -179,8 +179,9 @@ class ComputeEnsemble(Stored, SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head that computes the mean of the times that the members predict.
-        The head joins the biases and weights of all members' heads, scaled such that each member counts equally.
+        """The head that computes the mean of the times that the members predict, in ms.
+        The head concatenates the biases and the weights of all members' heads. The weights are scaled such that each
+        member counts equally.
         """
         heads = [member.head for member in self.members]
         share = 1 / len(heads)
@@ -208,8 +209,8 @@ class ComputeEnsemble(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """Rebuild and return the ensemble whose methods `settings()` and `tensors()` returned these `settings` and
-        `tensors`.
+        """Return the ensemble that was stored as `settings` and `tensors`, which are the results of the ensemble's
+        methods `settings()` and `tensors()`.
         """
         members = parse(settings, EnsembleSettings, "settings").members
         kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
@@ -293,8 +294,8 @@ class NeuralCompute(Stored, SumModel):
     @property
     def head(self) -> ReluHead:
         """The head that computes the time of a kernel call from the sum of the vectors of all shards in the call.
-        The head is the paper's head network without the first matrix multiplication, which `embed` has already done for
-        each shard.
+        The head is the paper's head network without the multiplication by the first weight matrix, because `embed` has
+        already multiplied the vector of each shard by this matrix.
         """
         weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
         return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)

@@ -163,12 +163,11 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return a copy of these cost models in which the keyword arguments replace the fields of the same names.
-        For example, `wrapped(compute=wrapper)` replaces the model of kernel times. A new model should be a wrapper,
-        which computes predictions from the model that the wrapper replaces.
+        """Return a copy of these cost models with some fields replaced. The copy keeps the error margins and the
+        provenance. For example, `wrapped(compute=wrapper)` replaces the model of kernel times.
 
-        The error margins and the provenance are kept, because a wrapper is expected not to change the accuracy of a
-        model.
+        Each new model should be a wrapper around the old model, that is, compute predictions from the predictions of
+        the old model. A wrapper is expected not to change the accuracy of a model.
         """
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
@@ -186,9 +185,9 @@ class CostModels:
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> "CostModels":
-        """Return a copy of these cost models for training steps in TorchRec.
-        The costs that the copy predicts include the framework overhead of TorchRec. Kernel times are the times of
-        kernels inside a training step, which differ from the times of kernels that run alone.
+        """Return a copy of these cost models for training steps in TorchRec, with framework overhead in all costs.
+        Kernel times are multiplied by a factor, because the same kernel takes a different time in a training step than
+        alone.
 
         The choice of the models says so.
 
@@ -252,9 +251,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if the models cannot predict the time of a type of kernel call, `call`.
-        Only calls of sequence tables, and calls of tables in host memory, are checked. `what` describes the sequence
-        tables in the error message.
+        """Raise UserError if the models cannot predict the time of kernel calls of the type `call`.
+        Calls of pooled tables in device memory are always accepted. Only calls of sequence tables, and calls of tables
+        in host memory, are checked. `what` is the text that stands for the sequence tables in the error message.
         """
         if call in self.compute.calls:
             return
@@ -321,9 +320,9 @@ class CostModels:
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Add the framework overhead of TorchRec to models of a datasheet that lack this overhead, and return the new
-        models. The overhead was measured on an H100, and is scaled by memory bandwidth. Models that are not from a
-        datasheet, and models that know the overhead, are returned unchanged.
+        """Return a copy of the models with the framework overhead of TorchRec added, if the models are computed from a
+        datasheet and do not have this overhead yet. Otherwise, return the models unchanged.
+        The added overhead was measured on an H100, and is scaled by memory bandwidth.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -479,8 +478,9 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return a copy of the models for other links between devices. The function `change` takes an analytic exchange
-        model, and returns the exchange model for the other links. An analytic model is computed from a datasheet.
+        """Return a copy of the models with exchange times for other links between devices, such as another network.
+        `change` is a function that takes an analytic exchange model and returns the model for the other links. Analytic
+        models are computed from a datasheet; all other exchange models remain unchanged.
 
         If neither embeddings nor gradients have an analytic exchange model, the models are returned unchanged.
         """

@@ -177,10 +177,10 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Compare predicted exchange times with published times of several machines, and return a dict of texts about the
-    errors. There is one text for each collective on each machine. A key is, for example, "all_reduce between hosts,
-    efa, AWS p5". Exchanges over PCIe have one text for each number of devices, such as "all_reduce over PCIe, RTX 5090,
-    4 devices".
+    """Return a dict of texts about the errors of predicted exchange times, which are compared with published times of
+    several machines. Each text is about one collective on one machine. A key is, for example, "all_reduce between
+    hosts, efa, AWS p5". For exchanges over PCIe, each text is about one number of devices, such as "all_reduce over
+    PCIe, RTX 5090, 4 devices".
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

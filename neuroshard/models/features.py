@@ -31,9 +31,9 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,).
-    A row-wise shard without lookups counts with one lookup in the whole batch, because the logarithm of 0 does not
-    exist.
+    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,). For a row-wise shard, the
+    lookups of the whole batch count as at least one lookup, so that the result is never 0. The callers take the
+    logarithm of the result, and the logarithm of 0 does not exist.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -141,9 +141,8 @@ class FeatureSet:
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Return the features of n shards, (n, F), with amounts in place of logarithms.
-        Each feature x in `values` (n, F) that is a binary logarithm, such as log_bytes_read, is replaced by the amount
-        2^x; other features are unchanged.
+        """Return a copy of the features of n shards, `values` (n, F), in which each binary logarithm is replaced by its
+        amount: a feature x such as log_bytes_read becomes 2^x. All other features are unchanged.
         """
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()
@@ -152,7 +151,9 @@ class FeatureSet:
 
     @property
     def sees_batch_size(self) -> bool:
-        """True if features depend on the batch size, so that one model can serve several batch sizes."""
+        """True if the batch size, or its logarithm, is one of the features. Then one model can predict for several
+        batch sizes.
+        """
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
     def __call__(self, loads: Loads) -> FloatArray:

@@ -37,8 +37,8 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the bytes that kernels move in device memory for five purposes, as five arrays with a value for each of n
-    shards, (n,) each. The purposes are lookups, outputs, reading gradients, updating rows one by one, and dense
+    """Return the bytes that kernels move in device memory for n shards (`loads`), as five arrays (n,). In order, the
+    arrays have the bytes of lookups, of outputs, of reading gradients, of updating rows one by one, and of dense
     updates.
 
     `memory_bytes` adds up the five arrays.
@@ -81,15 +81,15 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
 
 
 def managed_lookups(loads: Loads) -> FloatArray:
-    """Return the number of lookups that go through a cache, for each of n shards (`loads`), (n,): all lookups in tier
-    uvm_caching, and 0 in other tiers.
+    """Return the number of lookups that go through a cache in each of n shards (`loads`), (n,). In a shard in tier
+    uvm_caching, all lookups go through a cache. For a shard in any other tier, the number is 0.
     """
     return np.where(loads.tier == TIERS.index(Tier.UVM_CACHING), loads.lookups, 0.0)
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that memory moves to read one row of each of n shards (`loads`), (n,), rounded up to whole
-    sectors.
+    """Return the bytes that memory moves if a kernel reads one row, for each of n shards (`loads`), (n,). This is the
+    size of a row of the shard, rounded up to whole sectors of 32 bytes.
     """
     return in_sectors(loads.dim * loads.bytes_per_element)
 
@@ -178,25 +178,25 @@ class BehindLink(SumModel):
     @property
     def head(self) -> ReluHead:
         """The last layer of this model, which returns the time of a kernel call in ms. The input is the sum of the
-        vectors of all shards in the call. The time has three terms: the time of the same call in device memory, from
-        the head of `base`; the fixed time of the cache; and the last element of the summed vector, which is the time of
-        the link and the cache for all shards.
+        vectors that `embed` returns for the shards in the call. The layer adds up three times. The first is the time of
+        the same call in device memory, which the head of `base` computes. The second is the fixed time of the cache.
+        The third is the last element of the input: the time of the link to the host and of the lookups in the cache.
         """
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector of H + 1 numbers for each of n shards (`loads`) in host memory, (n, H + 1).
-        The first H numbers are the vector that the model `base` has for the same shard in device memory. The last
-        number is the ms of the link to the host and of the cache.
+        """Return a vector of H + 1 numbers for each of n shards (`loads`) in host memory, (n, H + 1). The first H
+        numbers are the vector that `base.embed` returns for the same shard in device memory. The last number is the
+        additional time in ms: the time of the link to the host, plus the time of the lookups in the cache.
         """
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms.
-        The result is the same as for these calls in device memory, because all models of the ensemble add the same time
-        for the link to the host and the cache.
+        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms. The result is
+        the standard deviation that `base` has for the same calls in device memory. The additional time for the link to
+        the host and the cache does not change the result, because this time is the same in all models of the ensemble.
         """
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 

@@ -22,9 +22,9 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published measurements are to the case whose cost is predicted. For example, the cost can be
-    interpolated between measurements, or extrapolated from measurements.
-    `str` converts a value to a text for people, such as "extrapolated from published measurements".
+    """The way in which a predicted cost follows from published measurements. For example, a cost can be interpolated
+    between measurements or extrapolated from measurements. A larger value means that the measurements say less about
+    the cost. `str` converts a value to a text for people, such as "extrapolated from published measurements".
 
     Attributes:
         COVERED: the cost is between published measurements of the same type of device and of call.
@@ -52,8 +52,8 @@ _COVERAGES = {
 
 
 class ComputeModel(ABC):
-    """Model of kernel times: predicts the ms of kernel calls, each from the work (loads) of the shards that the call
-    looks up. A call without shards takes no time.
+    """Model that predicts the time of kernel calls in ms. The input for a call is the loads (the work) of the shards in
+    which the call looks up embeddings. A call without shards takes no time.
 
     Searches may call a model from several threads at once.
     """
@@ -78,8 +78,9 @@ class ComputeModel(ABC):
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`. Only models whose times are computed
-        from a datasheet know this; other models return None.
+        """Return the way in which the predicted costs of the shards in `loads` follow from published measurements, such
+        as by interpolation (`Coverage`). Only models whose times are computed from a datasheet return a value; other
+        models return None.
         """
         return None
 
@@ -94,8 +95,8 @@ class ComputeModel(ABC):
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
-        """Predict the total kernel time of each of B devices, (B,) ms.
-        A device may run several kernel calls, one after the other.
+        """Predict the total kernel time of each of B devices, (B,) ms. `devices` has the loads of the shards on each
+        device. A device may run several kernel calls, one after the other.
         """
         calls, of_kernels = devices.by_kernel()
         cost: FloatArray = self.predict(calls).reshape(len(devices), len(of_kernels)).sum(axis=1)
@@ -104,8 +105,8 @@ class ComputeModel(ABC):
 
 @dataclass(frozen=True)
 class ReluHead:
-    """Head that turns v, the summed vectors of the shards in a kernel call, into a time: max(sum(relu(v + bias) *
-    weight) + offset, 0) * scale_ms.
+    """Head that predicts the time of a kernel call from v, the sum of the vectors of the shards in the call. The time
+    is max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
 
     `bias` and `weight` are (H,). The head is simple enough to be compiled into the inner loop of the search.
     """
@@ -117,40 +118,39 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Return a head for shards whose vector has only one element: the cost of the shard in ms.
-        The head returns the sum of the costs of the shards in a kernel call, plus `offset` ms, or 0 if this sum is
-        negative.
+        """Return a head for shards whose vector has only one element: the cost of the shard in ms. For a kernel call
+        whose shards cost c ms in total, the head returns max(c + `offset`, 0) ms.
         """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Return a head for vectors that have one more element at the end: a time in ms.
-        The returned head computes a time from the other elements, as this head does, and adds the last element to this
-        time.
+        """Return a head for vectors that have one more element at the end: a time in ms. The returned head adds this
+        time to the time that this head computes from the other elements.
 
-        `offset_ms` is added to all times.
+        `offset_ms` is added to all times. Only a negative total counts as 0.
         """
         bias, weight = np.append(self.bias, np.float32(0)), np.append(self.weight, np.float32(1 / self.scale_ms))
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """Return the times of kernel calls in ms, (...,), from `sums` (..., H), the summed vectors of the shards in
-        each call. The result is not meaningful for calls without shards.
+        """Return the times of kernel calls in ms, (...,). For each call, `sums` (..., H) has a vector of H numbers: the
+        sum of the vectors of the shards in the call. The result is not meaningful for calls without shards.
         """
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """Return times in ms, (...,), from weighted sums, `score` (...,): a time is (score + offset) * scale_ms, or 0
-        if the result is negative.
+        """Return the times of kernel calls in ms, (...,): (score + offset) * scale_ms, or 0 if this product is
+        negative. `score` (...,) has sum(relu(v + bias) * weight) for each call, where v is the sum of the vectors of
+        the shards.
         """
         return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The time that a kernel call saves if none of its tables is wide. There are W limits of the table width, such as
-    32, 64 and 128 columns. If no table in a call is wider than a limit, every table in the call saves a share of its
-    cost.
+    """Model of the time that a kernel call saves if all tables in the call are narrow. The model has W limits of the
+    table width, such as 32, 64 and 128 columns. For each limit that no table in the call exceeds, every table in the
+    call saves a share of the table's cost.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -167,9 +167,9 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the savings of n tables, (n, W): for each of W limits of the table width, the part of a table's cost
-        that is saved if no table in the kernel call is wider than the limit. `cost` (n,) has the costs of the tables in
-        a call with wide tables, and `dim` (n,) has the widths of the tables in columns.
+        """Return the savings of n tables for each of W width limits, (n, W). The saving of a table for a limit is the
+        part of the table's cost that is saved if no table in the kernel call is wider than the limit. `cost` (n,) has
+        the costs of the tables in a call with wide tables, and `dim` (n,) has the widths of the tables in columns.
 
         The savings of several limits add up. If the table itself is wider than a limit, the saving (d_w) is a large
         negative number, so that the call saves nothing for this limit.
@@ -183,10 +183,10 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the share of a table's cost that is left if no table in the kernel call is wider than `dim` columns,
-        (n,), for n values of `dim` (n,).
-        A share of 0.6, for example, means that the table costs 60% of what it costs in a kernel call with wide tables.
-        The share is 1 if `dim` is above all limits. Each limit that `dim` does not exceed makes the share smaller.
+        """Return the cost of a table in each of n kernel calls, as a share of the table's cost in a call with wide
+        tables, (n,). The widest table in a call has `dim` (n,) columns. For example, 0.6 means that the table costs 60%
+        of the cost in a call with wide tables. The share is 1 if `dim` is above all limits. Each limit that `dim` does
+        not exceed makes the share smaller.
         """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
@@ -194,8 +194,9 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the share of a table's cost that is left in each of n kernel calls, (n,), if the widest table in the
-        call has `dim` (n,) columns. The share is 1 in calls with wide tables, as in `left_of`, but has no jumps.
+        """Return the cost of a table in each of n kernel calls, as a share of the table's cost in a call with wide
+        tables, (n,). The widest table in a call has `dim` (n,) columns. Unlike the share from `left_of`, this share has
+        no jumps at the width limits.
 
         At a width limit, the share is equal to the share from `left_of`. Between two limits, the share is interpolated.
         Above the largest limit, the share rises to 1 at twice this limit.
@@ -206,8 +207,9 @@ class NarrowCalls:
 
     def less_saved(self, head: ReluHead) -> ReluHead:
         """Return a copy of `head` that subtracts the savings of narrow tables from the time of a kernel call. The copy
-        takes vectors with W additional elements at the end: the savings for each of W width limits (`saved_of`), summed
-        over the tables in the call. A negative sum counts as 0.
+        takes vectors with W more elements at the end: the savings of a table for each of W width limits (`saved_of`).
+        For each limit, the savings are summed over the tables in the call; if the sum is negative, nothing is
+        subtracted.
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -265,8 +267,9 @@ class CommModel(ABC):
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic. Only models whose times are computed from a
-        datasheet know this; other models return None.
+        """Return the way in which the predicted cost of this traffic follows from published measurements, such as by
+        interpolation (`Coverage`). Only models whose times are computed from a datasheet return a value; other models
+        return None.
         """
         return None
 
@@ -291,16 +294,17 @@ class CommModel(ABC):
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """Predict the times of all exchanges in one direction, which run one after the other (`Chain`).
-        By default there is only one exchange, an all-to-all.
+        """Predict the time of each exchange in the direction of this model, and the time of all these exchanges
+        together (`Chain`). The exchanges run one after the other. By default there is only one exchange, an all-to-all.
         """
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms of B exchanges, (B,), in which all devices start at the same time and send equal bytes.
-        `given` (B, C) are the bytes that each device sends into each of C collectives.
+        """Predict the ms of the exchanges in each of B cases, (B,), if all devices start at the same time and send
+        equal bytes. `given` (B, C) has the bytes that each device sends in each of C collectives, such as an
+        all-to-all.
 
         If a model predicts different times for such devices, the longest time counts.
         """
@@ -317,10 +321,11 @@ class CommModel(ABC):
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return a description (`Outline`) of how waits change the transfer time of each device. A wait is the time
+        """Return a formula (`Outline`) that gives the transfer time of each device for any waits. A wait is the time
         that a device waits for the straggler (the last device to start).
-        By default, waits change nothing: the description has one segment, the transfer time if no device waits. In
-        subclasses, waits may shorten the segments.
+
+        By default, waits do not change the transfer time: the formula has one segment, the transfer time if no device
+        waits. In subclasses, waits may shorten the segments.
 
         From the segments, the times at many start delays are computed quickly.
         """
@@ -329,7 +334,8 @@ class CommModel(ABC):
 
 
 class EqualWork(NamedTuple):
-    """The work of one device in each of B plans, if every device of a plan has the same amount of work.
+    """The amount of work of each device in B plans. All devices of a plan are assumed to have the same amount of work,
+    so that there is only one amount for each plan.
 
     Attributes:
         kernels: (B, K) number of kernels of each of `CALLS`, as in `KernelTimes`.
@@ -377,18 +383,18 @@ class PartModel(ABC):
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that takes n shards (`Loads`) and estimates the ms, (n,), by which each shard lengthens
-        this part of a step on the shard's device. Return None if shards do not lengthen this part, or if the ms are
-        unknown.
+        """Return a function that estimates by how many ms each of n shards lengthens this part of a step, (n,). The
+        argument of the function is the loads of the n shards (`Loads`). The ms of a shard count on the device that has
+        the shard. Return None if shards do not lengthen this part, or if the ms are unknown.
 
         By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of this part of a step in B plans, (B,), except the ms that `of_shards` counts for each shard.
-        All devices of a plan are assumed to have equal work. The time of the part on a device is this result, plus the
-        ms of each shard on the device.
+        """Predict the ms of this part of a step that no single shard causes, in each of B plans, (B,). The time of the
+        part on a device is this result, plus the ms that `of_shards` estimates for each shard on the device. All
+        devices of a plan are assumed to have equal work.
 
         By default 0.
 
@@ -402,9 +408,9 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Times of exchanges that run one after the other, on D devices in B plans. `total_ms` (B, D) is the time of all
-    exchanges together. `each_ms` has the time of each exchange, (B, D), by collective: the time since the end of the
-    previous exchange.
+    """Predicted times of exchanges that run one after the other, on D devices in B plans. `total_ms` (B, D) is the time
+    of all exchanges together. `each_ms` maps each collective, such as all-to-all, to the time of the collective's
+    exchange, (B, D): the time since the end of the previous exchange.
     """
 
     total_ms: FloatArray
@@ -413,10 +419,9 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Description of how the transfer time of each device depends on waits, in B exchanges. A wait is the time that a
-    device waits for the straggler (the last device to start).
-    The transfer time of a device is a weighted sum of P segments, and a segment is a number of ms. Waits can shorten
-    segments, because a part of the transfer is done during the wait.
+    """Formula for the transfer time of each device in B exchanges, as a function of waits. A wait is the time that a
+    device waits for the straggler (the last device to start). The transfer time is a weighted sum of P segments, each
+    with a time in ms. Waits can shorten segments, because a part of the transfer is done during the wait.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -432,9 +437,9 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return W = 5 statistics of the waits in B exchanges for each of D >= 2 devices, (B, D, W). The transfer time of a
-    device depends on these statistics. `wait_ms` (B, D) is the time that each device waits for the straggler, which is
-    the last device to start.
+    """Return the statistics of waits on which the transfer time of a device depends: W = 5 numbers for each of D >= 2
+    devices in each of B exchanges, (B, D, W). `wait_ms` (B, D) is the time that each device waits for the straggler,
+    which is the last device to start.
 
     The statistics are the wait of the device itself, the wait of the last device to start but one, the mean wait, the
     longest wait, and the wait of the last other device to start.

@@ -71,8 +71,8 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return a model of column-wise kernel calls that predicts the time of a call as a sum over the shards in the
-        call. The summand of a shard is the time that `model` predicts for a call with only this shard.
+        """Return models of column-wise kernel calls that add up a time for each shard in a call. The time of a shard is
+        the time that `model` predicts for a call with only this shard.
         """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
@@ -100,8 +100,8 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times are computed from a datasheet, at least in part. These are the types
-        with an analytic model, and the types that `BehindLink` predicts.
+        """The types of kernel calls whose times are computed from a datasheet, at least in part. Such a type has an
+        analytic model, or it has no separate model and is predicted by `BehindLink`.
 
         `BehindLink` predicts a call of tables in host memory if there is no separate model for this type of call. The
         prediction is the time of the same call in device memory, plus the time of the link to the host.
@@ -110,9 +110,9 @@ class KernelModels(Stored, SumModel):
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to the shards in `loads`. If the models of several kernel calls
-        give different answers, return the answer that is farthest from measurements.
-        Return None if one of the models has no answer: only models whose times are computed from a datasheet have one.
+        """Return how well published measurements cover the shards in `loads` (`Coverage`). Each kernel model gives an
+        answer for all these shards, and the worst answer is returned. If a model answers None, return None. Only models
+        whose times are computed from a datasheet give another answer than None.
         """
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
@@ -130,8 +130,8 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """Pairs (model, types): every model has one pair, with all types of kernel calls that the model predicts.
-        Each type is given as an index into `CALLS`, the tuple of all types.
+        """The different models, as pairs (model, types): `types` has the types of kernel calls that the model predicts.
+        A type is an index into `CALLS`, the tuple of all types of kernel calls.
         """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
@@ -144,9 +144,9 @@ class KernelModels(Stored, SumModel):
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return a model that predicts the total kernel time of a device from its column-wise shards of the T tables in
-        `tables`.
-        The shards may need several types of kernel calls; the predicted time is the total over all these calls.
+        """Return a model that predicts the total kernel time of a device for a set of column-wise shards. The shards
+        come from the T tables in `tables`. If the device needs several kernels for the shards, the predicted time is
+        the total of all kernels.
         """
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
@@ -197,8 +197,8 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
-        """Rebuild and return the models whose methods `settings()` and `tensors()` returned these `settings` and
-        `tensors`.
+        """Return the models that were stored as `settings` and `tensors`. These are the results of the methods
+        `settings()` and `tensors()` of the stored models.
         """
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
@@ -229,8 +229,8 @@ class StepTimes(SumModel):
     @property
     def head(self) -> ReluHead:
         """The head that turns the summed vectors of the shards in a kernel call into the ms of the call inside a step.
-        The ms are the time of the call outside a step, multiplied by `factor`, plus the last element of the summed
-        vectors: the additional ms of all shards.
+        The head multiplies the time of the call outside a step by `factor`, and adds the last element of the summed
+        vectors. This element is the additional ms of all shards together.
         """
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
@@ -251,8 +251,8 @@ class StepTimes(SumModel):
 
 @dataclass(frozen=True)
 class AloneTimes(SumModel):
-    """Model that predicts the time of a kernel call as a sum over the shards in the call, multiplied by a factor. The
-    summand of a shard is the time of a kernel call with only this shard.
+    """Model that predicts the time of a kernel call by adding up a time for each shard in the call. The time of a shard
+    is the time of a kernel call with only this shard, multiplied by a factor.
 
     Attributes:
         model: model of the time of any kernel call.
@@ -265,16 +265,16 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the ms of a kernel call with only one shard, multiplied by the factor `share`, for each of n shards
-        (`loads`). The result is a vector with one element for each shard, (n, 1).
+        """Return a vector with one number for each of n shards (`loads`), (n, 1). The number is the time of a kernel
+        call with only this shard, in ms, multiplied by the factor `share`.
         """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
 
 @dataclass(frozen=True)
 class Consecutive(SumModel):
-    """Model of several kernels that a device runs one after the other. The model is still a sum over tables: one head
-    turns the summed vectors of the shards of all kernels into a total time.
+    """Model of several kernels that a device runs one after the other. As in every `SumModel`, the vectors of the
+    shards are added up. One head turns the sum over the shards of all kernels into the total time.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
     and the number n_k of its loads. `head` turns this vector into the time of all kernels. The time is the sum of the
@@ -287,8 +287,9 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). The vectors of a device's
-        shards are added up, and `head` turns the sum into the total time of K kernels.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). K counts the kernels, and H_k
+        is the length of the vectors of kernel k. The vectors of a device's shards are added up, and `head` turns the
+        sum into the total time of the K kernels.
 
         A vector has a block of H_k elements for each kernel k, then one counter for each kernel, then a 0. If kernel k
         looks up the shard, block k is the vector from the model of kernel k, and counter k is -1. All other elements

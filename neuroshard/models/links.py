@@ -37,7 +37,7 @@ def chosen_links(choice: ModelChoice) -> Change:
     """
 
     def change(model: RooflineComm) -> RooflineComm:
-        """Return a copy of an analytic exchange model with the links in the `choice` that `chosen_links` was given.
+        """Return a copy of an analytic exchange model with the links in `choice`, the argument of `chosen_links`.
 
         Raises:
             UserError: bridges are given for GPUs that do not need them.

@@ -129,8 +129,9 @@ class Network:
     def ms(
         self, collective: str, size_bytes: FloatArray, ranks: int, hosts: int, fits: Fits | None = None
     ) -> FloatArray:
-        """Predict the ms of a collective, (...,), for buffers of `size_bytes` (...,), which are counted as in
-        nccl-tests. `collective` is the name that NCCL has for the collective, such as "all_reduce".
+        """Predict the time in ms of a collective for each buffer size in `size_bytes`. The result has the same shape as
+        `size_bytes`. `collective` is the name that NCCL has for the collective, such as "all_reduce". Buffer sizes are
+        counted as in nccl-tests.
 
         `fits` replaces `FITS`.
         """
@@ -139,8 +140,9 @@ class Network:
         return _with_losses(latency_ms, carried / (share * self.card_gb_per_s * _BYTES_PER_MS), growth.between)
 
     def measured(self, busbw_gb_per_s: float, ranks: int, hosts: int) -> "Network":
-        """Return a copy of the network whose bandwidth is set such that an all-reduce of 1 GiB has this measured bus
-        bandwidth, in GB/s as `all_reduce_perf` prints it.
+        """Return a copy of the network with the bandwidth that explains a measurement. The measurement is an all-reduce
+        of 1 GiB with the bus bandwidth `busbw_gb_per_s`, which `all_reduce_perf` prints in GB/s. The all-reduce was
+        between `ranks` devices on `hosts` hosts.
         """
         growth, latency_ms, share = self._figures(_ALL_REDUCE, ranks, hosts, FITS)
         taken_ms = LARGEST_BYTES * 2 * (ranks - 1) / ranks / (busbw_gb_per_s * _BYTES_PER_MS)
@@ -162,8 +164,9 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the number of bytes that pass the network card of each device in a collective, per byte in the buffer of
-    the device. In an all-to-all over 2 hosts, the result is 0.5, because half of the buffer goes to the other host.
+    """Return a ratio for a collective: the bytes that pass the network card of a device, divided by the bytes in the
+    buffer of the device. For example, the ratio of an all-to-all over 2 hosts is 0.5, because half of the buffer goes
+    to the other host.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -185,9 +188,9 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms for the transfer of the bytes in a collective that takes `taken_ms` in total. `latency_ms` is the
-    fixed time of the collective, and `between` is the factor of the loss in the formula of this module. The result is
-    at least 1 ns.
+    """Return the ms that the bytes of a collective take on the link, without the fixed time and without the loss of
+    medium-sized messages. The collective takes `taken_ms` in total, and the fixed time is `latency_ms`. `between` is
+    the factor k of the loss in the formula of this module. The result is at least 1 ns.
 
     This is the inverse of `_with_losses`. With L the latency and k the factor `between`, the result T solves
     L + T + k sqrt(L T) = taken_ms.
@@ -212,16 +215,15 @@ class Point(NamedTuple):
 
     @property
     def latency_factor(self) -> float:
-        """The fixed time of collectives with this GPU, divided by the fixed time with newer GPUs: above 1 for an A100,
-        or 1 for all other GPUs.
+        """The fixed time of collectives with the GPU of this point, divided by the fixed time with newer GPUs. The
+        result is 1.4 for an A100 and 1 for all other GPUs.
         """
         return OLDER_GPU if self.gpu.startswith("A100") else 1.0
 
     @property
     def inside_ms(self) -> float:
-        """The predicted ms of the part of the collective that stays within each host.
-        The ms are interpolated between published times of the GPU, or between the times of an H100 if no times are
-        published for the GPU.
+        """The predicted time in ms of the part of this collective that stays within one host. The time is interpolated
+        between published times of the GPU. If no times are published for the GPU, published times of an H100 are used.
         """
         name = self.gpu.split()[0].lower()
         local = self.ranks // self.hosts
@@ -310,7 +312,8 @@ def _fit(which: str, known: Sequence[Point]) -> Fit:
 
 
 class MachineError(NamedTuple):
-    """Error of the predicted times of a collective on one published machine, relative to the published times.
+    """The prediction error for one collective between hosts on one machine with published times, such as AWS p5. The
+    error is a typical factor: 1.2 means that predicted times are typically too large or too small by this factor.
 
     A typical factor is e to the mean of |ln(predicted / published)|.
 
@@ -351,7 +354,9 @@ def typical_factor(predicted: Sequence[float] | FloatArray, published: Sequence[
 
 
 class PcieError(NamedTuple):
-    """Error of the predicted times of a collective on one published PCIe machine, relative to the published times.
+    """The prediction error for one collective over PCIe, with one number of devices, on one machine with published
+    times, such as RTX 5090. The error is a typical factor: 1.2 means that predicted times are typically too large or
+    too small by this factor.
 
     Attributes:
         machine, collective: names.
@@ -386,8 +391,8 @@ def pcie_errors() -> Iterator[PcieError]:
 
 
 def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> float:
-    """Return the PCIe bandwidth of a device, in GB/s, at which the predicted time of a collective is `ms`.
-    This is the inverse of `pcie_ms`.
+    """Return the bandwidth of the PCIe link of a device, in GB/s, that explains a time of a collective: with this
+    bandwidth, `pcie_ms` predicts the time `ms`.
     """
     latency_ms, bytes_ms = _pcie_times(collective, size_bytes, devices, 1.0)
     return float(bytes_ms) / _bytes_ms(latency_ms, ms, _PCIE_BETWEEN)
@@ -412,7 +417,9 @@ def pcie_ms(collective: str, size_bytes: FloatArray, devices: int, link_gb_per_s
 def _pcie_times(
     collective: str, size_bytes: FloatArray | float, devices: int, link_gb_per_s: float
 ) -> tuple[float, FloatArray]:
-    """Return the two terms of a collective's time over PCIe, in ms: the fixed time, and the time of the bytes."""
+    """Return two terms of the predicted time of a collective over PCIe: the fixed time in ms, and the ms that the bytes
+    take on the link. The second term has the same shape as `size_bytes`.
+    """
     times = 2 if collective == _ALL_REDUCE else 1
     latency_ms = times * _PCIE_LATENCY_US * _US * devices**0.7
     rate = _PCIE_SHARES[collective] * (devices / 8) ** -0.3 * link_gb_per_s * _BYTES_PER_MS

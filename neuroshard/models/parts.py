@@ -102,8 +102,9 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return the quantities that decide the time of kernel calls, as a dict of arrays by name, such as "rows". Most
-    arrays have a value for each shard. The array "tables in a call" has a value for each call that looks up any shards.
+    """Return the quantities that decide the time of kernel calls, as a dict of arrays by name. Most arrays, such as
+    "rows", have one value for each shard. The array "tables in a call" has one value for each kernel call; calls
+    without shards are left out.
     """
     loads = calls.loads
     return {
@@ -146,16 +147,17 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that takes n shards (`Loads`) and predicts the ms by which the indices of each shard
-        lengthen a step, (n,). Return None if indices do not lengthen a step.
+        """Return a function that predicts the ms that each of n shards adds to the input dist, (n,). The argument of
+        the function is the loads of the shards (`Loads`). A shard adds time because its indices and lengths are
+        exchanged. Return None if shards add no time.
         """
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the time of the input dist without the ms of single shards, (B,) ms for B plans.
-        The time of the input dist on a device is this result plus the ms for each shard on the device, which
-        `of_shards` predicts. All devices of a plan are assumed to receive equal bytes.
+        """Predict the ms of the input dist that no single shard causes, (B,), for B plans. The time of the input dist
+        on a device is this result, plus the ms that `of_shards` predicts for each shard on the device. All devices of a
+        plan are assumed to receive equal bytes.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -202,16 +204,16 @@ def counts_of(loads: Loads) -> FloatArray:
 
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
-    """Return the amounts of work of each of B sets of shards, such as the shards of a device, (B, C).
-    `COUNTS` has the names of the C amounts.
+    """Return the total amounts of work of each of B sets of shards, (B, C). For example, a set has all shards on one
+    device. `COUNTS` has the names of the C amounts, such as "lookups".
     """
     return np.stack([sets.totals(amount) for amount in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the quantities that decide a part of the framework overhead, such as kernel calls or MB of outputs. The
-    result, (B, D, F), has F quantities for each of D devices in B plans.
-    `TERMS` has the names of the quantities. `part` is the name of the part, such as "framework.outputs".
+    """Return the quantities from which a part of the framework overhead is predicted, such as the number of kernel
+    calls or the MB of outputs. The result, (B, D, F), has F quantities for each of D devices in B plans. `TERMS` has
+    the names of the quantities. `part` is the name of the part, such as "framework.outputs".
     """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
@@ -221,9 +223,9 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """For each of B plans, return True if the time of a part on a device depends on the device's own work, (B,).
-    False means that the part takes the same time on all devices of the plan. `part` is the name of a part of the
-    framework overhead, such as "framework.outputs".
+    """Return a mask (B,) with an entry for each of B plans. The entry is True if the time of a part of the framework
+    overhead on a device depends on the work of this device. The entry is False if the part takes the same time on all
+    devices of the plan. `part` is the name of the part, such as "framework.outputs".
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -233,11 +235,10 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return F quantities of each of B plans, (B, F), from which the ms of a part of the framework overhead are
-    computed.
-    Each quantity is the same for all devices of a plan: for example, the number of kernel calls or of exchanges.
-    `kernels` (B, K) has the number of kernels of each of K types. `counts` (B, C) has C amounts of work, each as the
-    mean over the devices.
+    """Return F quantities for each of B plans, (B, F), such as the number of kernel calls or of exchanges. The ms of a
+    part of the framework overhead are computed from these quantities, which are the same for all devices of a plan.
+    `part` is the name of the part. `kernels` (B, K) has the number of kernels of each of K types. `counts` (B, C) has
+    the mean over the devices for each of C amounts of work.
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -255,9 +256,10 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three summands of the time of `part`, a part of the framework overhead: (B,) ms each, for B plans.
-    The first summand is the time for the counts of the whole plan, such as kernel calls. The second summand is the time
-    for the mean work of all devices. The third summand is the time for the work of the device itself.
+    """Return three arrays of ms, (B,) each for B plans, which are summands of the time of `part`. `part` is a part of
+    the framework overhead; if `part` is `HostWait`, the time is the time that the host takes to launch a step. The
+    first array is the time for quantities of the whole plan, such as the number of kernel calls. The second array is
+    the time for the mean work over all devices. The third array is the time for the work of one device.
 
     All devices of a plan are assumed to have equal work. The mean work then equals the work of each device, but the
     model has a slope (ms per unit) for the mean work, and another slope for the device's own work. The three summands
@@ -299,9 +301,9 @@ class FrameworkPart(PartModel):
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the time of this part of the framework overhead without the ms of single shards, (B,) ms for B plans.
-        The time of the part on a device is this result plus the ms for each shard on the device, which `of_shards`
-        predicts. All devices of a plan are assumed to have equal work.
+        """Predict the ms of this part of the framework overhead that no single shard causes, (B,), for B plans. The
+        time of the part on a device is this result, plus the ms that `of_shards` predicts for each shard on the device.
+        All devices of a plan are assumed to have equal work.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -349,21 +351,23 @@ class HostWait(PartModel):
         return f"host time with {dense} of dense compute"
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each device waits for its host, (B, D).
-        `ready_ms` (B, D) is the time after which a device has done all other work.
+        """Predict how long each of D devices in B plans waits for its host, (B, D) ms. `ready_ms` (B, D) is the time in
+        the step at which a device has done all other work, if the time of the dense network is left out.
         """
         return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each device waits for its host, (B,), if all devices have equal work.
-        `ready_ms` (B,) is the time after which the devices have done all other work.
+        """Predict how long a device waits for its host in each of B plans, (B,) ms. All devices of a plan are assumed
+        to have equal work, so each device waits equally long. `ready_ms` (B,) is the time in the step at which a device
+        has done all other work, if the time of the dense network is left out.
         """
         return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return how much longer each device waits for the host if the host is slower than predicted, (B, D) ms.
-        `margin` computes the error margin of the host time, which is the time that the host takes to launch a step.
-        For example, if the error margin is 2 ms, the result is the added wait if the host takes 2 ms longer.
+        """Return how much longer than predicted each device waits if the host time exceeds the prediction by its error
+        margin, (B, D) ms for D devices in B plans. The host time is the time that the host takes to launch a step.
+        `margin` is a function that returns the error margin of the host time. For example, if the error margin is 2 ms,
+        the result is the additional wait if the host takes 2 ms longer than predicted.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -380,9 +384,9 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step, as the ms that each unit of work adds to a part of the step. A unit
-    of work is, for example, a lookup.
-    The attribute `factor` is the kernel time in a step, divided by the time of the same kernel alone.
+    """The framework overhead of TorchRec in a step: for each part of the overhead, the ms that one unit of work adds. A
+    unit of work is, for example, a lookup. The attribute `factor` is the ratio of two times: the time of a kernel in a
+    step, divided by the time of the same kernel in a benchmark of the kernel alone.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.

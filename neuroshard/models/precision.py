@@ -35,9 +35,10 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a model of the time that devices take to convert embeddings and gradients for exchanges in fewer bits. The
-    result is a tuple with one `Conversion`. The tuple is empty if all exchanges are in fp32, or if the time of the
-    conversions is unknown. `each` has two data types: one of the forward exchange, and one of the backward exchange.
+    """Return a model of the time that devices take to convert embeddings and gradients for exchanges in fewer bits than
+    fp32. `each` has two data types: first of the forward exchange, then of the backward exchange. The result is a tuple
+    with one `Conversion`. The tuple is empty if all exchanges are in fp32, or if the time of the conversions is
+    unknown.
 
     Devices convert fp32 to the data type of an exchange before the exchange, and back to fp32 after the exchange. If
     `compute` comes from a datasheet, the conversion is a pass over memory before and after each exchange. Otherwise,
@@ -55,8 +56,9 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Return the MB of fp32 that each device converts for the exchanges in one direction, (B, D). This is the sum of
-    the MB that the device converts before it sends, and the MB that it converts back after it receives.
+    """Return the MB of fp32 that each of D devices converts for the exchanges in one direction, (B, D), for B plans. A
+    device converts data to fewer bits before it sends the data, and converts received data back to fp32. The result is
+    the sum of both amounts.
     """
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
@@ -65,9 +67,9 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB of fp32 that a device converts to fewer bits before the device sends the data, summed over C
-    collectives. `size_bytes` (..., C) has the bytes that the device sends into each collective. The result has the
-    shape (...,).
+    """Return the MB of fp32 that a device converts to fewer bits before exchanges, (...,), summed over C collectives.
+    `size_bytes` (..., C) has the bytes in fp32 that the device sends into each collective. `devices` is the number of
+    all devices, and `host_size` is the number of devices that fast links connect (None: all devices).
 
     For reduce-scatters, the MB include the sums that the device receives and converts back. Collectives that are never
     in fewer bits, such as the all-reduce, add nothing.
@@ -93,16 +95,16 @@ class Conversion(PartModel):
     ms_per_mb: float
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms per step that each of D devices takes to convert embeddings and gradients, (B, D), for B
-        plans. A device converts the data that it sends from fp32 to fewer bits, and the data that it receives back to
-        fp32. Only `traffic`, which has the bytes in fp32, influences the result.
+        """Predict the time of the conversions per step on each of D devices, (B, D) ms, for B plans. A device converts
+        sent data from fp32 to fewer bits, and received data back to fp32. Only `traffic`, which has the bytes in fp32,
+        influences the result.
         """
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that takes n shards (`Loads`) and predicts the ms that each shard adds to the conversions
-        on the shard's device, (n,). The device converts the outputs of the shard from fp32 to fewer bits before it
-        sends the outputs. For pooled row-wise tables, the device also converts the sums that it receives back to fp32.
+        """Return a function that predicts the time of the conversions for each of n shards (`Loads`), (n,) ms. The
+        device of a shard converts the outputs of the shard from fp32 to fewer bits before the exchange. For pooled
+        row-wise tables, the time includes the conversion of received sums back to fp32.
 
         The ms include the conversions of the gradients, if the backward exchange is in fewer bits.
         """
@@ -110,9 +112,9 @@ class Conversion(PartModel):
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that every device of a plan takes to convert received outputs back to fp32, (B,), for B plans.
-        All devices of a plan are assumed to have equal work. The result leaves out pooled outputs of row-wise tables,
-        which `of_shards` already counts.
+        """Predict the time that a device takes to convert received outputs back to fp32, (B,) ms, for B plans. All
+        devices of a plan are assumed to have equal work, `work`. Pooled outputs of row-wise tables are left out,
+        because `of_shards` counts these outputs. `task` and `ready_ms` do not influence the result.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -51,7 +51,10 @@ class PredictedFor:
         return self.kind != here.kind
 
     def differs(self, here: Fingerprint) -> bool:
-        """Return True if the models certainly predict for other hardware than the machine `here`."""
+        """Return True if the models predict for other hardware than the machine `here`, and False if the hardware may
+        be the same. If the models predict for a GPU by its datasheet, the hardware may be the same only if the device
+        name of `here` contains the GPU's name, such as "H100".
+        """
         if self.other_kind(here):
             return True
         if self.measured is not None:

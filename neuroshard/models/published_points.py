@@ -146,8 +146,9 @@ class Widths:
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Return `Widths` with factors from the published forward times of a Meta benchmark. The fixed time of a call,
-        `call_ms`, and the time of each bag, `bag_ns`, are first subtracted from the published times.
+        """Return `Widths` with factors that are computed from published times of forward calls in a Meta benchmark.
+        First, two fixed times are subtracted from each published time: `call_ms` for the call, and `bag_ns` for each
+        bag.
 
         Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
@@ -166,8 +167,8 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Times of collectives on one host with one type of GPU, as curves over the buffer size.
-    Sizes and times are counted as in nccl-tests.
+    """Times of collectives on one host with one type of GPU, as curves over the buffer size. Sizes and times have the
+    same meaning as in the output of nccl-tests.
 
     Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
     times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is
@@ -207,8 +208,9 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the logarithms of the ms that a collective takes between `devices` devices, (S,), for S buffer sizes.
-        If no times were published for this number of devices, the logarithms are interpolated. Results are cached.
+        """Return the times of a collective between `devices` devices, as logarithms of ms, (S,). There is one time for
+        each of the S buffer sizes. If no times were published for this number of devices, the result is interpolated
+        between other numbers of devices. Results are cached.
         """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]

@@ -101,8 +101,9 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that predicts the time of a kernel call: the sum of the times of the shards, plus the fixed time of
-        the call, minus the time that the call saves if none of its tables is wide.
+        """The head that computes the time of a kernel call from the sum of the vectors of the shards (`embed`). The
+        time is the sum of the shards' times, plus the fixed time of the call. If all tables in the call are narrow,
+        the time that these narrow tables save is subtracted.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -120,7 +121,9 @@ class RooflineCompute(SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times are computed from a datasheet: all types that the model can predict."""
+        """The types of kernel calls whose times this model computes from a datasheet. The model computes all times in
+        this way, so these are all types of calls that the model can predict.
+        """
         return self.calls
 
     @property
@@ -132,10 +135,13 @@ class RooflineCompute(SumModel):
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + W), in units of 1/64 ms.
-        The first element is the forward and backward time of the shard in a kernel call with wide tables. The other
-        elements are savings for W limits of the table width (32, 64 and 128 columns): the time that the shard saves if
-        no table in the call is wider than the limit.
+        """Return a vector for each of n shards (`loads`), (n, 1 + W), in units of 1/64 ms. The first element is the
+        forward and backward time of the shard in a kernel call that also has wide tables. The other W elements are
+        savings, one for each limit of the table width (32, 64 and 128 columns): the time that the shard saves if no
+        table in the call is wider than the limit.
+
+        The savings of several limits add up. If the shard itself is wider than a limit, the saving is a large negative
+        number, so that the call saves nothing for this limit. Shards of sequence tables save 0.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -206,9 +212,10 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms in which the update reads and writes over the link to the host, for each of n shards
-        (`loads`), (n,). Without a cache, the update reads and writes rows and optimizer states. With a cache, it reads
-        and writes only optimizer states, because optimizer states are never in the cache.
+        """Predict the ms that the transfers of the update over the link to the host take, for each of n shards
+        (`loads`), (n,). Without a cache, the update reads and writes rows and optimizer states. With a cache, the
+        update reads and writes only optimizer states over the link, because optimizer states are never in the cache.
+        For tables in device memory, the ms are 0.
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -240,17 +247,18 @@ class RooflineCompute(SumModel):
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model of pooled column-wise kernel calls in device memory. If `model` is a `KernelModels`,
-    this is the model that it contains for these calls; otherwise it is `model` itself. Return None if that model is not
-    analytic.
+    """Return the analytic model that predicts pooled column-wise kernel calls in device memory. Return None if no
+    analytic model predicts these calls. A `KernelModels` has a model for each type of call, and may have an analytic
+    model for these calls. Any other `model` is returned itself if it is analytic.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a correction factor for the kernel time of each of n shards, (n,), in a call that also has wide tables.
-    The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods assume pooled tables.
+    """Return the factor by which the kernel time of each of n shards must be multiplied, (n,), if wide tables are in
+    the same kernel call. The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods assume
+    pooled tables.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -262,9 +270,9 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a correction factor for the kernel time of each of n shards, (n,), in a call without wider shards.
-    The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods assume pooled tables.
-    The factor is 1 for pooled tables of 32, 64 or 128 columns, and above 1 for sequence tables.
+    """Return the factor by which the kernel time of each of n shards must be multiplied, (n,), if no other shard in the
+    same kernel call is wider. The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods
+    assume pooled tables. The factor is 1 for pooled tables of 32, 64 or 128 columns, and above 1 for sequence tables.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -280,8 +288,8 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """Analytic model of exchanges: it interpolates between published times, by the bytes of the busiest device and the
-    number of devices.
+    """Analytic model of the times of exchanges. The time of a collective is interpolated between published times, by
+    the number of devices and the bytes of the device that sends the most.
 
     The times begin when the straggler starts, and all devices end together.
 
@@ -314,21 +322,27 @@ class RooflineComm(Stored, CommModel):
     collectives = IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the total ms of all collectives in each of B exchanges, (B, D). The D devices all take the same ms,
-        and waits (`wait_ms`) do not change the ms.
+        """Predict the ms of each of B exchanges for each of D devices, (B, D). The ms are the sum over all collectives,
+        except the input dist. All devices of an exchange get the same ms. The waits, `wait_ms` (B, D), do not affect
+        the ms.
         """
         taken_ms = self._taken_ms(traffic.size_bytes, traffic.num_devices, traffic.host_size)
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the total ms of all collectives in each of B exchanges, (B,), if all devices send equal bytes.
-        `given` (B, C) has the bytes that each device sends into each of C collectives.
+        """Predict the ms of each of B exchanges, (B,), if all devices send equal bytes. The ms are the sum over all
+        collectives, except the input dist. `given` (B, C) has the bytes that each device sends into each of C
+        collectives.
         """
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
     def _taken_ms(self, size_bytes: FloatArray, devices: int, fast_links: int | None) -> FloatArray:
-        """Predict the total ms of all collectives, (B, 1), from the bytes that each device sends into each collective,
-        (B, D, C).
+        """Predict the ms of each of B exchanges, (B, 1). The ms are the sum over all collectives, except the input
+        dist. `size_bytes` (B, D, C) has the bytes that each of D devices sends into each of C collectives. If all
+        devices send equal bytes, D can be 1.
+
+        `devices` is the number of devices in the exchange. `fast_links` is the number of devices in a domain of fast
+        links; None means `devices_per_host`.
         """
         taken_ms = np.zeros((len(size_bytes), 1))
         for one in tuple(Collective)[: size_bytes.shape[2]]:
@@ -337,8 +351,10 @@ class RooflineComm(Stored, CommModel):
         return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """Return how near published measurements are to this traffic. The result depends on the links between devices,
-        the number of devices, and the most bytes that a device sends.
+        """Return a `Coverage`, which says how the predicted times of the exchanges in `traffic` follow from published
+        measurements. For example, `SCALED` means that published times are scaled to links of another speed. The result
+        depends on the links between devices, the number of devices, and the most bytes that a device sends into a
+        collective.
         """
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         if self.links.host_busbw_gb_per_s is None and self.links.typical:
@@ -355,10 +371,11 @@ class RooflineComm(Stored, CommModel):
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
-        """Predict the ms of a collective in each of B exchanges, (B, 1). `given` (B, D) has the bytes that each of D
-        devices sends.
+        """Predict the ms of one collective in each of B exchanges, (B, 1). `given` (B, D) has the bytes that each of D
+        devices sends into the collective. If all devices send equal bytes, D can be 1.
 
-        `fast_links` is the number of devices in a domain of fast links; None means `devices_per_host`.
+        `devices` is the number of devices in the exchange. `fast_links` is the number of devices in a domain of fast
+        links; None means `devices_per_host`.
         """
         busiest, local = given.max(axis=1, keepdims=True), min(devices, fast_links or self.devices_per_host)
         hosts = -(-devices // local)
@@ -380,7 +397,9 @@ class RooflineComm(Stored, CommModel):
         return counted
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of a collective over the links within a host, (B, 1), for buffers of `size_bytes`."""
+        """Predict the ms of a collective between `devices` devices that fast links join, (B, 1), such as the devices of
+        a host. `size_bytes` (B, 1) has the size of a device's buffer in each of B exchanges.
+        """
         name = self._nccl(collective)
         if self.links.bridge_gb_per_s is not None and devices > 1:
             if devices == _PAIR:
@@ -394,8 +413,9 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of the links within a host, relative to the links of the published times in `curves`.
-        If the bandwidth of the links was measured, the speed is computed from this bandwidth.
+        """Return the speed of the links within a host, as a multiple of the speed of the links for which the times in
+        `curves` were published. If the bus bandwidth within a host was measured, the speed between several devices is
+        computed from this bandwidth. Otherwise, the result is the attribute `speed`.
         """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed
@@ -405,7 +425,9 @@ class RooflineComm(Stored, CommModel):
         return self.links.host_busbw_gb_per_s / usual
 
     def _outside_ms(self, collective: Collective, size_bytes: FloatArray, ranks: int, hosts: int) -> FloatArray:
-        """Predict the ms of a collective over the network between hosts, (B, 1), for buffers of `size_bytes`."""
+        """Predict the ms of a collective over the network between hosts, (B, 1). The collective has `ranks` ranks on
+        `hosts` hosts. `size_bytes` (B, 1) has the size of a rank's buffer in each of B exchanges.
+        """
         if hosts == 1:
             return np.zeros_like(size_bytes)
         name, links = self._nccl(collective), self.links
@@ -416,8 +438,8 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return the NCCL name of a collective, such as "all_reduce". In a model of the backward pass, where `gathers`
-        is True, an all-gather takes the place of each reduce-scatter: the name is then "all_gather".
+        """Return NCCL's name for a collective, such as "all_reduce". If `gathers` is True, as in a model of the
+        backward pass, the name for each reduce-scatter is "all_gather".
         """
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

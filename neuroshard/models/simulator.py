@@ -83,8 +83,9 @@ class Simulator:
         self.count_input = count_input
 
     def with_dense_ms(self, dense_ms: float) -> "Simulator":
-        """Return a copy of this simulator for steps whose dense network takes `dense_ms` ms
-        (`CostModels.with_dense_ms`).
+        """Return a copy of this simulator for steps whose dense network takes `dense_ms` ms on a device.
+
+        The copy has the cost models that `CostModels.with_dense_ms` returns.
         """
         return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
 
@@ -124,9 +125,9 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the models that predict kernel times while a search places the shards of this task.
-        The predictions are computed from sums over the shards of a device (`SumModel`). They include the ms that each
-        shard adds to other parts of a step, such as the framework overhead.
+        """Return models of kernel times for a search that places the shards of this task one after another.
+        The predictions are computed from sums over the shards of a device (`SumModel`). In addition to kernel times,
+        the predictions include the ms that each shard adds to other parts of a step, such as the framework overhead.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -136,8 +137,9 @@ class Simulator:
         return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
     def kernel_times(self, device_loads: LoadSets, num_devices: int) -> KernelTimes:
-        """Predict the kernel times of B plans for D devices each.
-        `device_loads` has (B D) sets of shards: one set for each device of each plan.
+        """Predict the kernel times of B plans on D devices.
+        `device_loads` has B x D sets of shards, one set for each device: first the D sets of the first plan, then the D
+        sets of the second plan, and so on.
         """
         calls, of_kernels = device_loads.by_kernel()
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
@@ -159,12 +161,13 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the parts of a step other than kernels and exchanges, (B,), for B plans.
-        All devices of a plan are assumed to have equal work. Two times are left out: the ms that each shard adds to
-        these parts, and the waits of devices for their hosts.
+        """Predict the ms of the parts of a step other than kernels and exchanges, for each of B plans, (B,).
+        The result includes, for example, the fixed times of a step. All devices of a plan are assumed to have equal
+        work.
 
-        The models that `compute_for` returns count the ms of the shards as kernel time, and `waited_ms` predicts the
-        waits. The result includes, for example, the fixed times of a step.
+        The result leaves out two times: the ms that each shard adds to these parts, and the waits of devices for their
+        hosts. The models that `compute_for` returns count the ms of the shards as kernel time, and `waited_ms` predicts
+        the waits.
 
         Args:
             task: the task, with the number of devices.
@@ -179,8 +182,8 @@ class Simulator:
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that devices wait for their hosts at the end of a step, (B,), for B plans.
-        All devices of a plan are assumed to have equal work.
+        """Predict the ms that devices wait for their hosts at the end of a step, for each of B plans, (B,).
+        All devices of a plan are assumed to have equal work, so there is only one wait for each plan.
 
         Args:
             task: the task, with the number of devices.
@@ -193,8 +196,8 @@ class Simulator:
 
     def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
         """Predict the cost of each of B plans from the kernel times and the traffic of the plans.
-        The caveat of each cost (`Cost.caveat`, a text that says why the cost may be wrong) is None; `costs` sets the
-        caveats.
+        These costs have no caveats: `Cost.caveat` is None. A caveat is a text that says why a cost may be wrong; the
+        method `costs` adds the caveats.
         """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
@@ -204,10 +207,12 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return the ratio of the imbalance of each plan's all-to-alls to the largest imbalance in the training data,
-        (B,). A ratio below 1 is raised to 1.
-        The ratio is also 1 if the training data are unknown, or if a plan exchanges embeddings by other collectives
-        than all-to-alls.
+        """Return how unbalanced the all-to-alls of each of B plans are, relative to the training data, (B,).
+        A value is the imbalance of a plan's all-to-alls divided by the largest imbalance in the training data, but at
+        least 1. For example, the value is 1.5 if the imbalance is 50% above the training data.
+
+        The value is also 1 if the imbalance in the training data is unknown, or if a plan has traffic in other
+        collectives than the all-to-all and the input dist.
         """
         known = self.models.ranges
         if known is None:
@@ -217,11 +222,11 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the timelines of a training step for B plans, and return the timelines as one `Step`.
-        The timelines are predicted from the traffic and from `compute_ms` (B, D), the kernel time of each of D devices.
+        """Predict the timelines of a training step for B plans on D devices, and return the timelines as one `Step`.
+        `compute_ms` (B, D) has the kernel time of each device, and `traffic` has the bytes that the devices exchange.
+        `times` is used only to predict other parts of the step, such as the framework overhead.
 
-        `times` has the time of each kernel call, from which other parts of the step are predicted, such as the
-        framework overhead: the times of B plans, or of one plan that counts for all B plans.
+        `times` has the kernel times of B plans, or of one plan that counts for all B plans.
         """
         return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
@@ -236,10 +241,9 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the total ms of kernels and exchanges in each of B plans, (B,), if all devices of a plan have equal
-        work.
-        `compute_ms` (B,) has the kernel time of a device, and `given` (B, C) the bytes that a device sends into each of
-        C collectives.
+        """Predict the ms of kernels and exchanges together, for each of B plans whose devices have equal work, (B,).
+        `compute_ms` (B,) has the kernel time of each device, and `given` (B, C) has the bytes that each device sends
+        into each of C collectives.
 
         Equal devices do not wait for each other, so models need not look at every device.
         """
@@ -252,7 +256,7 @@ class Simulator:
 
     @property
     def _directions(self) -> tuple[tuple[CommModel, Precision], ...]:
-        """The models of forward and of backward exchanges, each with the data type of the exchanged elements."""
+        """A pair for forward and a pair for backward exchanges: the model, and the data type of the sent elements."""
         models = self.models
         return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
 
@@ -272,9 +276,10 @@ class Simulator:
     def _other_part(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Predict the time and the error margin of `part`, which is a part of a step other than kernels and exchanges.
-        `known` has the error margins of the models, or is None. `ready_ms` (B, D) is the time in the step at which each
-        device is ready for the part, in each of B plans.
+        """Predict the time and the error margin of one part of a step on each device, and return both in a `Part`.
+        `part` is the model of this part, which is not kernels or exchanges but, for example, the framework overhead.
+        `ready_ms` (B, D) is the time in the step at which each device of B plans is ready for the part. `known` has the
+        error margins of the models; if it is None, the `Part` has no margin.
         """
         ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
         margin = None if known is None else known.of(part.name)
@@ -374,10 +379,11 @@ class Simulator:
         )
 
     def _pipeline_warnings(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if the predicted costs do not match the pipeline of the task. A pipeline can hide the input
-        dist, which then runs while devices do other work.
-        There are two cases: the costs count the input dist although the pipeline hides it, or the costs leave out the
-        input dist although the pipeline does not hide it.
+        """Return a warning if the predicted costs and the pipeline of the task treat the input dist differently.
+        A pipeline can hide the input dist, which then runs while devices do other work. There is a warning if the costs
+        count an input dist that the pipeline hides, or leave out an input dist that the pipeline does not hide.
+
+        There is no warning if the task has no pipeline, or if the models cannot predict the input dist.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
@@ -397,9 +403,11 @@ class Simulator:
 
     @property
     def _margin_warnings(self) -> tuple[Message, ...]:
-        """A tuple with a warning if the error margin of kernels, forward exchanges or backward exchanges is unknown. A
-        margin is unknown if the cost model was replaced by a cost model without a margin.
-        The tuple is empty if all three margins are known. It is also empty if the cost models have no margins at all.
+        """A tuple with one warning if an error margin of the predicted costs is unknown; otherwise an empty tuple.
+        The margins of kernels, forward exchanges and backward exchanges are checked. A margin is unknown if the cost
+        model was replaced by a cost model without a margin.
+
+        The tuple is also empty if the cost models have no margins at all.
         """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
@@ -427,12 +435,14 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the quantities of a plan that are compared with the training ranges of the cost models, in pairs. A
-        pair is the name of a part of a step, such as row-wise kernel calls or reduce-scatters, and a dict of the
-        quantities that decide the cost of this part. The dict has the values of each quantity by name.
+        """Yield a pair for each part of a step whose quantities are compared with the models' training ranges.
+        The first item of a pair is the name of the part, such as "forward.reduce_scatter". The second item is a dict of
+        the quantities that decide the cost of the part: from the name of a quantity to the values of this quantity in
+        the plan.
 
-        The first pair is for all exchanges together, with the quantities "hosts" and "imbalance". Pooled column-wise
-        kernel calls in device memory, and exchanges by `Collective.ALL_TO_ALL`, have no pair of their own.
+        The first pair is for all exchanges together, with the number of hosts and the imbalance of the all-to-all.
+        Pooled column-wise kernel calls in device memory, and exchanges by `Collective.ALL_TO_ALL`, have no pair of
+        their own.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
@@ -459,15 +469,20 @@ def _difference(first: Task, second: Task) -> str:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
-    """Predict the time and the error margin of all exchanges in one direction, which run one after the other."""
+    """Predict the time and the error margin of all exchanges in one direction, and return both in a `Part`.
+    The direction is "forward" or "backward". The exchanges run one after the other. `traffic` has the bytes that the
+    devices exchange, and `start_ms` (B, D) has the delays with which the devices start. `margins` has the error margins
+    of the models; if it is None, the `Part` has no margin.
+    """
     chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
     each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
     return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the error margin of the total time of several kernel calls or exchanges, (B, D) ms. The errors of the
-    calls or exchanges are assumed to be independent, so the margin is the root of the sum of squares.
+    """Return the error margin of the total time of the kernel calls or exchanges in `each`, (B, D) ms.
+    The errors of the calls or exchanges are assumed to be independent, so the margin is the root of the sum of the
+    squared margins.
 
     Args:
         margins: by name; None if no margin is known.

@@ -77,7 +77,9 @@ class Mlp:
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
-        """Rebuild and return the network whose method `tensors(name)` returned these `tensors`.
+        """Rebuild the network that was stored as `name`, and return the network.
+        `tensors` has the weights and biases. If `name` is "head", the tensors are called "head.0.weight", "head.0.bias"
+        and so on.
 
         Raises:
             ValueError: the tensors are not a network of finite weights.
@@ -128,7 +130,9 @@ class Normaliser:
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
-        """Rebuild and return the normaliser whose method `tensors(name)` returned these `tensors`.
+        """Rebuild the normaliser that was stored as `name`, and return the normaliser.
+        `tensors` has the shift and the scale, whose names begin with `name`. If `name` is empty, the tensors are called
+        "shift" and "scale".
 
         Raises:
             ValueError: shift and scale have different sizes, or a scale is not positive.
@@ -159,8 +163,9 @@ class Normaliser:
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if the normaliser and the first of `networks` have different numbers of features, or if sums of
-    the outputs of the networks could overflow.
+    """Raise ValueError if the normaliser does not fit the first network, or if costs could overflow.
+    `networks` are the networks of a model, in the order in which they are applied. The first network must have one
+    input for each feature of the normaliser. Sums of the outputs of the last network must not overflow.
 
     The bounds follow from the weights, so models that pass the check predict finite costs for every table and plan.
     """
@@ -220,8 +225,9 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """Rebuild and return the model whose methods `settings()` and `tensors()` returned these `settings` and
-        `tensors`.
+        """Rebuild a stored model from `settings` and `tensors`, and return the model.
+        `settings` has the values that the method `settings()` of the model returned, and `tensors` has the arrays that
+        the method `tensors()` returned.
 
         Raises:
             UserError: the model was made for features of another version.

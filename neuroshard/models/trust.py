@@ -41,11 +41,11 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Convert a dict by part of a step to the fields of a `Margins` or a `ModelTests`, and return the fields as a dict.
-    For example, {"compute": a, "input": b} becomes {"compute": a, "others": {"input": b}}.
+    """Return the constructor arguments of a `Margins` or a `ModelTests`, as a dict. `by_part` is a dict with a value
+    for each part of a step. For example, {"compute": a, "input": b} becomes {"compute": a, "others": {"input": b}}.
 
-    The main parts ("compute", "forward" and "backward") are fields of the same names. All other parts are in the field
-    "others", a dict by name of the part.
+    The main parts ("compute", "forward" and "backward") are arguments of the same names. All other parts are in the
+    argument "others", a dict by name of the part.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -189,20 +189,20 @@ class Ranges:
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Return these training ranges, widened to include the measured values in `quantities`, a dict by name of the
-        quantity. The quantities decide the cost of `part`, a part of a step other than column-wise kernel calls and
-        all-to-alls.
+        """Return a copy of these training ranges, in which the ranges of one part of a step include new measured
+        values. `part` is the name of the part, a part other than column-wise kernel calls and all-to-alls. `quantities`
+        has the measured values of each quantity that decides the cost of the part, by name of the quantity.
         """
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return B ratios that show how far the `values` (B,) of a quantity exceed the training data, (B,). Each ratio
-        is a value divided by the largest value in the training data; a ratio below 1 is raised to 1. The cost of
-        `part`, a part of a step, depends on the quantity; `quantity` is the name of the quantity.
+        """Return the ratio of each value in `values` (B,) to the largest value in the training data, (B,). Ratios below
+        1 are raised to 1, so a ratio of 1.5 means that the value is 50% above the training data.
 
-        All ratios are 1 if the training range of the quantity is not known.
+        `quantity` is the name of the quantity with these values, on which the cost of `part`, a part of a step,
+        depends. All ratios are 1 if the training range of the quantity is not known.
         """
         most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
@@ -325,8 +325,8 @@ class Margins:
         return cls(**fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
-        """Return the error margin of a part of a step, such as "forward"; None if the margin is unknown, as for parts
-        that a user adds.
+        """Return the error margin of a part of a step, such as "forward". Return None if the margin is unknown. For
+        example, the margin of a part that a user adds may be unknown.
 
         Without a margin of its own, a kernel call has the margin of column-wise tables, a collective has the margin of
         all-to-alls, and the input dist, conversion and framework overhead have the margin of forward exchanges.
@@ -339,9 +339,9 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the cost models in a `CostModels`, together with the facts about these cost models: error margins,
-    training ranges and provenance. If a cost model is replaced later, a comparison with the record shows the
-    replacement, and the facts about the replaced cost model are removed.
+    """A record of the cost models in a `CostModels` and of the facts about these models: error margins, training ranges
+    and provenance. A later comparison with this record shows which cost models were replaced, so that the facts about
+    the replaced models can be removed.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -358,8 +358,8 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return a record of the cost models in `models`, a `CostModels`, and of the facts about these cost models,
-        such as margins.
+        """Return an `Origin` that records the cost models in `models`, a `CostModels`, and the facts about these cost
+        models, such as margins.
 
         Three of the cost models are main cost models: "compute", "forward" and "backward". All three are first loaded
         or fitted together, and some may be replaced later. `kept` has the names of the main cost models that have not
@@ -375,9 +375,9 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced since this
-        record was made. The result is a dict from the name of a fact, such as "margins", to the new value. The dict is
-        empty if no cost model was replaced.
+        """Return the facts, such as margins, that must change because cost models in `models`, a `CostModels`, were
+        replaced. The result is a dict from the name of each such fact to the new value. The dict is empty if no cost
+        model was replaced since this record was made.
 
         If the forward model was replaced, for example, the new margins do not contain the margin of the old forward
         model. Fields that were set to other values since this record was made are not in the dict.

@@ -134,8 +134,9 @@ def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
 
 
 def parts_within(task: Task, table: int, width: int) -> int:
-    """Return the smallest number of equal column shards, of at most `width` columns each, that a table can have.
-    Return 0 if the constraints or the number of columns of the table allow no suitable number of shards.
+    """Return the smallest number of equal column shards, of at most `width` columns each, into which a table can be
+    split. `table` is the index of the table. Return 1 if the table needs no split, and 0 if the constraints or the
+    number of columns of the table allow no suitable split.
     """
     dim, limits, name = task.tables[table].dim, task.limits[table], _plain_name(task, table)
     if dim <= width:
@@ -148,8 +149,9 @@ def parts_within(task: Task, table: int, width: int) -> int:
 
 
 def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int) -> tuple[int, ...]:
-    """Divide the table widths `widths` into `count` classes, and return the widest width of each class, in columns.
-    Of all divisions, the chosen division needs the fewest bytes of caches.
+    """Divide the table widths `widths` into `count` classes, and return the largest width of each class, in columns.
+    The division is chosen so that the caches of all classes need the fewest bytes. All rows in the caches of a class
+    are as wide as the largest width of the class.
 
     This is a dynamic program over ascending `widths`. With bytes(i, j) = (sum of `bytes_per_column` of the widths i to
     j - 1) x width j - 1, the fewest bytes of the first j widths in k classes are
@@ -199,8 +201,8 @@ def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple
 
 
 def _class_bytes(task: Task, tables: Sequence[int]) -> float:
-    """Return the bytes of device memory that the cached tables `tables` need if they are not split.
-    Each cached row is counted as wide as the widest of these tables, as in a cache that they share.
+    """Return the bytes of device memory that the cached tables `tables`, given by their indices, need if they are not
+    split. The tables share a cache, so each cached row takes as many columns as the widest of these tables has.
     """
     loads = task.loads.take(np.array(tables))
     return float(task.memory.device_bytes(loads, np.full(len(loads), loads.dim.max())).sum())

@@ -99,8 +99,8 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """The bytes of memory that are left for column shards on each device, (D,). The bytes of row-wise and
-        data-parallel shards that stay on the device are already subtracted.
+        """The bytes of memory that are left for column shards on each of D devices, (D,). This is the memory for
+        shards, minus the bytes of the row-wise and data-parallel shards that stay on the device.
         """
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
@@ -110,9 +110,9 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Return a copy of this `Carried` object with only the largest column shards. The shards are kept in the order
-        of their size, largest first, as long as they have together at most the fraction `share` of the bytes of all
-        column shards.
+        """Return a copy of this `Carried` object with only the largest column shards. The shards are added from the
+        largest to the smallest, as long as their total size is at most the fraction `share` of the size of all column
+        shards. For example, with a `share` of 0.5, the kept shards have at most half of all bytes.
 
         The smaller shards are placed again, because they can fill gaps on the devices.
         """
@@ -194,8 +194,9 @@ def restated(before: Plan, task: Task) -> Plan | None:
 
 
 def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
-    """Return placements for a table of `task` that keep the table on the devices that it has in the plan `before`.
-    Return None if a new number of rows or columns makes this impossible.
+    """Return placements for a table of `task` that keep the table on the devices that it has in the plan `before`. The
+    index of the table is `number` in the plan and `new` in the task. Return None if the number of rows or columns has
+    changed and the new number does not allow such placements.
     """
     old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
     if (old.rows, old.dim) == (table.rows, table.dim):
@@ -208,10 +209,10 @@ def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Pla
 
 
 def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
-    """Return placements of a column-wise table with the same number of columns on each device as in `placements`, the
-    earlier placements of the table. If the table was on one device, and the number of columns of the table changed, all
-    columns are placed on this device. Return None if the table was on several devices, and the number of columns
-    changed.
+    """Return placements for a column-wise table whose number of rows or columns has changed. The devices are the same
+    as in `placements`, the earlier placements of the table. If only the number of rows has changed, each device keeps
+    its number of columns. If the number of columns has changed, a table on one device gets all columns there; for a
+    table on several devices, return None.
 
     `old` is the table as it was; `new` is the index of the table in `task`.
     """

@@ -1,5 +1,6 @@
-"""Functions for training jobs that load a checkpoint of an earlier plan under a new plan.
-They warn if optimizer state would be lost, or add constraints to a task that prevent the loss.
+"""Functions for training jobs that save a checkpoint under one sharding plan, and load the checkpoint under another
+plan. `checkpoint_remark` warns if optimizer state would be lost. `with_types_of` adds constraints to a task
+against this loss, as far as the task allows such constraints.
 
 Tests with TorchRec 1.8 and 1.9 and torch.distributed.checkpoint showed: weights load under any plan. Optimizer state
 does not load in two cases. A state per row is saved once for every column shard, so the number of column shards must

@@ -86,10 +86,10 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Table columns in host memory for which hosts are chosen together.
-    A piece is one of the following: a table, several tables that are kept together on one device, a pinned shard, or
-    the columns of a table that are outside the table's pinned shards. A pinned shard is a shard that must be on one of
-    the devices that a constraint names.
+    """Table columns in host memory for which hosts are chosen in one step. A piece has all columns of one of the
+    following: a table, several tables that are kept together on one device, a pinned shard, or the rest of a table that
+    also has pinned shards. A pinned shard is a shard that every plan must put on one of the devices that a constraint
+    names.
 
     If a piece may be split, its columns can be on several hosts.
 
@@ -165,8 +165,9 @@ class _Piece:
         return None
 
     def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
-        """Divide the table columns in this piece into equal halves for two hosts, and return (host, number of 4-column
-        units) for both halves. Return None if a half does not fit on a host, or if halves are not allowed.
+        """Split this piece into two equal halves on two hosts, and return (host, number of 4-column units) for both
+        halves. `free` (H,) has the free bytes of each host, and `hosts` has the indices of the hosts to use. Return
+        None if a half does not fit on a host, if there are fewer than two hosts, or if this piece cannot be halved.
         """
         fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
         may = len(hosts) == 2 <= self.most_shards and self.units % 2 == 0
@@ -244,9 +245,9 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
 
 
 def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
-    """Divide the columns of a table into pieces: one piece for each pinned shard in `pins`, and one piece for all
-    remaining columns, if there are any. A pinned shard is a shard that must be on one of the devices that a constraint
-    names.
+    """Yield the pieces of a table with pinned shards: one piece for each pinned shard in `pins`, and one piece for the
+    remaining columns of the table, if any columns remain. The argument `piece` has all columns of the table. A pinned
+    shard is a shard that every plan must put on one of the devices that a constraint names.
     """
     for pin in pins:
         devices = tuple(tuple(sorted(set(on_host).intersection(pin.devices))) for on_host in piece.devices)
@@ -256,8 +257,9 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Combine several pieces, which are parts of the tables in host memory, into one piece, and return this piece.
-    Constraints keep the tables of the pieces together on one device, so none of the tables is split.
+    """Combine several tables in host memory into one piece, and return this piece. Constraints keep these tables
+    together on one device. Each piece in `pieces` is one whole table. The combined piece cannot be split, so the tables
+    stay whole.
     """
     devices = tuple(
         tuple(sorted(set.intersection(*map(set, of_pieces))))

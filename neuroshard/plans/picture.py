@@ -80,8 +80,9 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
 
 
 def _draw_times(axes: "Axes", cost: Cost) -> None:
-    """Draw the cost of each device in ms as stacked bars, one for each part of the step, and a line at the plan cost.
-    Parts that do not make the step longer are left out.
+    """Draw the cost of each device in ms as a stack of bars, and a line at the plan cost. A stack has one bar for each
+    part of the training step, such as the kernels. Parts that do not count as cost are left out, because these parts do
+    not make the step longer.
     """
     bottom, parts = np.zeros(len(cost.compute)), sorted(cost.counted, key=lambda part: part.when)
     for part, color in zip(parts, _colors_of(parts), strict=True):
@@ -97,8 +98,8 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
     """Return a color for each part of a training step, in the order of `parts`.
-    Each position in the step (`When`), such as the backward exchange or the kernels, has a fixed color. The first part
-    at a position gets this color, and further parts at the same position get other colors.
+    Every position in the step (`When`), such as the backward exchange, has a fixed color. If several parts have the
+    same position, the first of them gets this color, and the others get other colors.
     """
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)

@@ -101,8 +101,9 @@ class Plan:
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Raise UserError if the function `served` returns False for the layout of any table of the plan.
-        A layout is an object that implements a family of sharding types: column-wise, row-wise or data-parallel.
+        """Raise UserError if any table of the plan has a layout for which `served(layout)` is False.
+        A layout is an object that implements a family of sharding types: column-wise, row-wise or data-parallel. The
+        texts `limit` and `remedy` are parts of the error message.
 
         Args:
             served: function that returns True for supported layouts.
@@ -149,9 +150,9 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The loads of all shards, grouped by device. A load describes the work of one shard for the kernels of the
-        shard's device. The returned `LoadSets` has D sets, one for each device, with S loads in total, one for each
-        shard.
+        """The work of all shards for the embedding kernels, grouped by device.
+        The returned `LoadSets` has D sets, one for each device. A set has one load (the work of a shard) for each shard
+        on the device. There are S loads in total, in the order of `by_device`.
         """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
@@ -169,9 +170,9 @@ class Plan:
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of memory on each device for shards of each of the F families of sharding types.
-        The families are column-wise, row-wise and data-parallel. The bytes include optimizer state and buffers that the
-        task counts.
+        """(D, F) bytes of device memory that the shards of each family of sharding types take on each device.
+        The F families are column-wise, row-wise and data-parallel. The bytes include optimizer state and buffers, as
+        set in `Task.memory`.
         """
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
@@ -180,7 +181,9 @@ class Plan:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """(D,) bytes of the shards on each device, with the optimizer state and buffers that the task counts."""
+        """(D,) bytes of device memory that the shards on each device take.
+        The bytes include optimizer state and buffers, as set in `Task.memory`.
+        """
         return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @property
@@ -397,7 +400,8 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """Return the plan in `content`, the fields that `to_json` returned; errors name the content as `where`.
+        """Return the plan that is stored in `content`, in the form that `to_json` returns.
+        `where` is the name of the content in error messages.
 
         Raises:
             UserError: the content is malformed, or the shards do not cover the tables exactly once.
@@ -410,8 +414,9 @@ class Plan:
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
-    """Raise UserError unless the shards of a table cover the table exactly, and have the same tier assignment.
-    "Cover" depends on the layout: in a data-parallel table, for example, each device must have the whole table.
+    """Raise UserError unless the shards of a table cover every element of the table exactly once.
+    In a data-parallel table, however, each device must have the whole table. Also raise UserError if shards of the
+    table have different tier assignments (memory tier and cache load factor).
 
     Raises:
         UserError: the error names the table, and the row and column or the device.
@@ -430,8 +435,8 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
     """Raise UserError if a placement names a table or a device that the task does not have.
-    Also raise UserError if a device has several shards of one table, unless these are column shards that are together
-    too wide for one shard.
+    Also raise UserError if a device has several shards of one table. Several column shards of one table are allowed on
+    a device only if they have more than 2048 columns together, too many for one shard.
 
     Raises:
         UserError: a check fails; the message names the table and the device.
@@ -511,7 +516,7 @@ class _Placed(Shard):
     cache_load_factor: CacheShare | None = None
 
     def read(self) -> Placement:
-        """Convert these fields of a plan file to a `Placement`, and return the placement."""
+        """Return the `Placement` with the fields of this object."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
         return Placement(shard, self.device, TierAssignment(Tier(self.tier), self.cache_load_factor))
 
@@ -554,9 +559,9 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
 def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line of text for each constraint that a plan breaks. Only constraints on pinned shards and on groups of
-    tables are checked. A pinned shard must be on one of the devices that its constraint names. The tables of a group
-    must either be together on one device, or be apart, without any device in common.
+    """Yield a line of text for each table with a broken constraint on pinned shards, and for each broken group of
+    tables. A pinned shard must be on one of the devices that the constraint allows. The tables of a group must either
+    be together on the same devices, or be apart, without any device in common. No other constraints are checked.
 
     Args:
         constraints: the constraints of the task.
@@ -577,9 +582,9 @@ def _broken_groups(
 
 
 def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
-    """Return True if a plan satisfies the constraints on the pinned shards of a table.
-    Each pinned shard needs a device for itself. The constraint of the shard must allow this device, and the device must
-    have exactly as many columns of the table as the shard.
+    """Return True if a plan has all pinned shards of a table on allowed devices.
+    Each pinned shard needs a different device. The constraint of the shard must allow this device, and the plan must
+    place exactly as many columns of the table on this device as the pinned shard has.
 
     `columns` has the columns of the table by device.
     """
@@ -604,7 +609,10 @@ def _name(placed: Placement, table: Table, layout: Layout) -> str:
 
 
 def _inside(shard: Shard, table: Table, layout: Layout) -> str:
-    """Return the rows and columns of a shard in brackets, as slices; empty for a whole table."""
+    """Return the rows and columns of a shard as slices in brackets.
+    For example, "[0:8]" is a column shard, and "[0:100, :]" is a block of rows with all columns. The text is empty for
+    a whole table.
+    """
     rows = f"{shard.row}:{shard.row_end}" if layout.blocks else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns

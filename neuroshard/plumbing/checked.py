@@ -145,9 +145,9 @@ def _literals(hint: Any) -> tuple[object, ...]:
 
 
 def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
-    """Return two texts for an error message, as a dict with the keys "limit" and "remedy". The error is that the
-    setting `name` has a value that is not allowed. The limit lists the allowed values, `literals`; the remedy advises
-    to choose one of these values.
+    """Return the limit and the remedy of an error message, as a dict with the keys "limit" and "remedy". The message is
+    for a setting `name` whose value is not allowed. The limit lists the allowed values, `literals`. The remedy advises
+    the user to choose one of these values.
     """
     values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}

@@ -52,7 +52,7 @@ _Error = TypeVar("_Error", bound=UserError)
 
 
 def _restored(kind: type[_Error], message: Message) -> _Error:
-    """Return a new error of the class `kind` that has the parts of `message`, such as the place and the remedy.
+    """Return a new error of the class `kind` with the message `message`.
 
     Unpickling of errors calls this function, too.
     """

@@ -153,9 +153,9 @@ def check_file(path: Path) -> None:
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError if a command cannot create the file or directory `out`, or cannot write to it.
-    `places` are the paths of the directories for the output, from the innermost to the outermost. The first path in
-    `places` that exists must be a writable directory.
+    """Raise UserError if a command cannot write the file or directory `out`. `places` are the paths of the directories
+    for the output, from the innermost to the outermost. The first path in `places` that exists must be a writable
+    directory.
     """
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"

@@ -17,13 +17,14 @@ _PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "fl
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Return the content of a YAML file, or of a JSON file (`.json`), as plain values for `schema.parse`.
+    """Return the content of a YAML file as plain values for `schema.parse`. If the suffix of `path` is `.json`, the
+    file is read as JSON. `what` names the file in error messages, such as "constraints".
 
     Scalars follow YAML 1.1, except that dates stay text. Aliases are refused, because they can expand without end.
 
     Raises:
         UserError: the file is missing, larger than 4 MiB or malformed, has an alias or has a field twice in one
-            mapping; `what` names the file.
+            mapping.
     """
     if path.suffix == ".json":
         return read_json(path, what)

@@ -243,10 +243,11 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return True if `value` from a config is suitable for a setting with the annotation `hint`. If the annotation
-    allows only classes of this package, the value must be a group of settings (a dict), from which the object is built.
-    The value None is suitable too if the annotation allows None. For other annotations, every value is suitable. A list
-    is suitable if all of its values are suitable.
+    """Return True if a config may have `value` for a setting with the type annotation `hint`. If the annotation allows
+    only classes of this package, the value must be a group of settings (a dict), from which an object is built. For
+    example, the annotation `Searcher | None` allows a dict or None, but not the number 5.
+
+    For other annotations, every value is suitable. A list is suitable if all of its values are suitable.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)

@@ -391,8 +391,8 @@ def readable_bytes(size_bytes: float) -> str:
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Return a size in bytes as text, rounded up, such as "1.5 GiB".
-    The text is for sizes of required memory: a memory of the size in the text has room for `size_bytes` bytes.
+    """Return a size in bytes as text such as "1.5 GiB", rounded up. The text is for a required size of memory:
+    a memory of the rounded size has room for `size_bytes` bytes.
     """
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
@@ -401,7 +401,9 @@ def readable_bytes_up(size_bytes: float) -> str:
 
 
 def _unit_of(size_bytes: float) -> tuple[int, str]:
-    """Return the bytes and the name of the largest unit in which a size is 1 or more, such as (1024, "KiB")."""
+    """Return the unit for a size as (bytes of the unit, name): (1024, "KiB") for 2000 bytes, (1, "bytes") for 500.
+    The unit is the largest one that is not larger than the size.
+    """
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if size_bytes >= unit:
             return unit, name

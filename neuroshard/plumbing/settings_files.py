@@ -59,6 +59,7 @@ def _object(target: str) -> Iterator[str]:
 
 def _command(target: str, path: Path) -> Iterator[str]:
     """Yield the YAML lines of the settings file of a command, such as `neuroshard export`.
+
     Lines for Hydra come first, then the settings of the command except config groups, and then the entry `run`. This
     entry names the class or function of the command, and passes on the settings in lines such as `plan: ${plan}`.
     """
@@ -78,13 +79,17 @@ def _command(target: str, path: Path) -> Iterator[str]:
 
 
 def _config_of(path: Path) -> Path:
-    """Return the path of the command's config that includes the settings file `path`."""
+    """Return the path of the config that includes the settings file `path`. For `conf/settings/Search.yaml`, the result
+    is `conf/search.yaml`, the config of the command `neuroshard search`.
+    """
     entry = f"/settings/{path.stem}@_here_"
     return next(config for config in path.parents[1].glob("*.yaml") if entry in config.read_text(encoding="utf-8"))
 
 
 def _settings(defaults: Mapping[str, Any], texts: Mapping[str, str], indent: int = 0) -> Iterator[str]:
-    """Yield the YAML lines of settings; a comment is behind the value if both fit on one line, or else above it."""
+    """Yield the YAML lines of settings, with comments. A comment is on the same line as the value if both fit on one
+    line. Otherwise the comment is above the value.
+    """
     before = " " * indent
     for key, value in defaults.items():
         nested = value if is_dataclass(value) else None
@@ -137,7 +142,8 @@ def _plain(value: Any) -> Any:
 
 
 def texts_of(made: Callable[..., Any]) -> dict[str, str]:
-    """Return, by parameter name, the first sentence about each parameter in the docstrings of a function or class.
+    """Return a description of each parameter of a function or class, as a dict by name of the parameter. A description
+    is the first sentence about the parameter in the docstring.
 
     For a class, the docstrings of its bases count too; the most derived class wins.
     """

@@ -54,9 +54,9 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if another plan costs over 0.5% less than the chosen plan at one or more of J dense times.
-    A dense time is a possible time of the dense network in a training step. Return None if no other plan is over 0.5%
-    cheaper at any dense time.
+    """Return a warning if another plan costs over 0.5% less than the chosen plan at some dense time; otherwise return
+    None. A dense time is a possible time of the dense network in a training step. The plans are compared at J dense
+    times.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

@@ -107,9 +107,9 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The families of sharding types (column-wise, row-wise or data-parallel) that this search method can place.
-        By default, a search method places the column-wise family, and the families of the sharding types in the
-        method's setting `sharding_types`, if the method has this setting.
+        """The families of sharding types (column-wise, row-wise or data-parallel) that this search method can place. By
+        default, these are the column-wise family, and the families of all sharding types in the attribute
+        `sharding_types`. If the search method has no such attribute, only the column-wise family remains.
 
         If this method searches, the rules of a task can restrict a table only to these families.
         """
@@ -195,9 +195,9 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with further constraints, for new searches if a search has found no plan.
-    The constraints of a copy assign the tables in host memory to hosts, reduce the device memory for the caches of
-    these tables, or do both. The most promising copy comes first. Tables named in `in_rows` get no constraints.
+    """Yield copies of the task with further constraints, to search again if no plan of the task was found. The most
+    promising copy comes first. The constraints assign the tables in host memory to hosts, reduce the device memory for
+    the caches of these tables, or do both. Tables named in `in_rows` get no further constraints.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:

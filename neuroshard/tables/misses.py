@@ -70,8 +70,8 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Estimate the popularity of the rows of n tables: how many rows of each table are looked up how often.
-        The estimate is fitted to the reuse histograms of the tables.
+        """Estimate how many rows of each of n tables have each lookup rate, and return a `Popularity`. The estimate is
+        fitted to the reuse histograms of the tables.
 
         A histogram says little about rows that are rarely touched, and nothing about untouched rows. So the rates are
         assumed to follow a power law above a minimum rate. Each round of the fit has three steps:
@@ -104,9 +104,9 @@ class Popularity:
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Estimate how many unique rows of each of n tables are looked up in several batches together, (n, A).
-        `batches` (A,) has A numbers of batches: for [1, 10], the result has a column for 1 batch and a column for 10
-        batches.
+        """Estimate how many unique rows of each of n tables are looked up in T batches together. `batches` (A,) has A
+        values of T, and the result (n, A) has a column for each value. For example, if `batches` is [1, 10], the first
+        column is for 1 batch, and the second column is for 10 batches.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
@@ -141,9 +141,8 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the three constant arrays that `Popularity.of` needs to estimate how often rows are looked up.
-    The first array has probabilities of lookup counts, the second array has power laws of lookup rates, and the third
-    array has logarithms of the shares of rarely looked up rows under each law.
+    """Return three constant arrays that `Popularity.of` uses: probabilities of lookup counts; power laws of lookup
+    rates; and, for each power law, logarithms of the shares of rows with low lookup counts.
 
     There are G lookup rates, and L power laws, from which `Popularity.of` chooses one for each table. The arrays are
     the same for all tables, and are computed only once.

@@ -123,8 +123,8 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Estimate how many lookups remain if each device requests a row only once per batch (deduplication).
-    Return the share of lookups that remain, and the reuse histogram of the remaining lookups, (17,).
+    """Estimate the effect of deduplication: each device requests a row at most once per batch. Return two values: the
+    share of the lookups that remain, and the reuse histogram of the remaining lookups, (17,).
 
     The number of unique rows stays the same. A row with c lookups is requested by
     devices x (1 - (1 - 1 / devices)^c) devices on average.
@@ -142,9 +142,9 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Change n reuse histograms so that each histogram has a given mean number of lookups per unique row.
-    Return the changed histograms, (n, 17). The wanted mean of histogram i is `mean_count[i]`. If no change of the
-    histogram has this mean, the nearest possible mean is used.
+    """Change n reuse histograms so that histogram i has the mean `mean_count[i]`, and return the changed histograms,
+    (n, 17). The mean of a histogram is the mean number of lookups per unique row. If the histogram cannot be changed to
+    this mean, the histogram gets the nearest possible mean.
 
     The share of each bin is multiplied by (mean count of the bin) ** p and the shares are normalised; bisection finds
     the power p between -20 and 20.
@@ -179,12 +179,12 @@ def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return the probabilities that rows move between the bins of a reuse histogram if lookups are removed at random.
-    A bin has the rows with similar numbers of lookups. Element [i, j] of the result, (17, 17), is the probability that
-    a row of bin i is in bin j after the removal.
+    """Return how rows move between the bins of a reuse histogram if only some lookups are kept, as a matrix (17, 17).
+    Each lookup is kept with the probability `fraction`. Element [i, j] is the probability that a row of bin i before
+    the removal is in bin j after the removal.
 
-    Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
-    is the probability that no lookup of the row is kept.
+    Each bin has the rows with similar numbers of lookups. The probabilities of bin i add up to at most 1. The rest is
+    the probability that no lookup of a row is kept.
     """
     from scipy.special import bdtr  # slow to import: not with this module
 
@@ -198,11 +198,10 @@ def _thinning(fraction: float) -> FloatArray:
 @cache
 def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
     """Return two arrays that describe how a reuse histogram changes if each device requests a row only once per batch.
-    The first array, (17,), has the mean number of devices that request a row, for each bin of the histogram. The second
-    array, (17, 17), has the share of the rows of each bin (first axis) that move to each bin (second axis).
+    Element [i] of the first array, (17,), is the mean number of devices that request a row of bin i. Element [i, j] of
+    the second array, (17, 17), is the share of the rows of bin i that are then in bin j.
 
-    Element [i, j] of the second array is the share of the rows of bin i that are in bin j if a row counts one lookup
-    per device. A row with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share
+    A row with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c) requests. Of these rows, the share
     floor(m) + 1 - m is given floor(m) requests, and the others floor(m) + 1, so that the mean is m.
     """
     requests, moved = np.empty(NUM_REUSE_BINS), np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
@@ -260,11 +259,9 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Estimate the number of lookups, or another amount, in each of m ranges of a table's rows, (m,).
-    The amounts in K equal blocks of the table's rows are known.
-
-    `blocks` (K,) has the amounts in the blocks, and each range has `rows` (m,) rows, from row `first` (m,) on. Within a
-    block the amount is assumed to be spread evenly.
+    """Estimate an amount, such as the number of lookups, in each of m ranges of a table's rows, (m,).
+    The table has `table_rows` rows in K equal blocks; `blocks` (K,) has the known amount in each block. Range i has
+    `rows[i]` rows, and begins with row `first[i]`. Within a block, the amount is assumed to be spread evenly.
     """
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)

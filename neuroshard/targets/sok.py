@@ -149,7 +149,9 @@ def _fields(variable: _Variable) -> dict[str, str | int]:
 
 
 def _empty_gpu(plan: Plan) -> UserError | None:
-    """Return an error if a GPU has no table, because `sok.lookup_sparse` fails then; None if every GPU has a table."""
+    """Return an error if a GPU has no table, because the function `sok.lookup_sparse` fails if a GPU has no table.
+    Return None if every GPU has a table.
+    """
     used = {placement.device for placement in plan.placements}
     empty = next((device for device in range(plan.task.topology.num_devices) if device not in used), None)
     if empty is None:

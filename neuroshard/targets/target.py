@@ -227,9 +227,9 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return cost models that predict the costs of training steps with this target's training framework.
-        If the framework is TorchRec, and `models` know the overhead of TorchRec, the predicted costs include this
-        overhead.
+        """Return cost models for plans for this target, made from `models`. The models predict the costs of training
+        steps. If the target trains with TorchRec, and the overhead of TorchRec is known to `models`, the predicted
+        costs include this overhead.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -431,8 +431,9 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return the settings that decide which memory a plan counts in addition to the weights, such as optimizer state.
-    The defaults of `optimizer` and `batches_in_flight` depend on the target.
+    """Return a `MemoryUse`: the settings from which the memory of plans is computed. The memory always includes the
+    weights; the settings say which other memory counts, such as optimizer states. The defaults of `optimizer` and
+    `batches_in_flight` depend on the target.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count
     only the weights, as in the papers.

@@ -406,8 +406,8 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
-    """Raise UserError if a table has too many columns for one shard, but a rule prevents the necessary split of the
-    table.
+    """Raise UserError if a rule does not let a wide table be split into shards of at most 2,048 columns.
+    `table` has more than 2,048 columns, so the table needs several shards. `rules` are the rules that match the table.
     """
     parts, width = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
     widest = f"a shard can have at most {MAX_SHARD_DIM} columns"
@@ -444,8 +444,9 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
 
 def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
     """Return the minimum number of columns that a shard of a table may have.
-    The number is a multiple of 4, or all columns of the table if the table cannot be split. `rules` are the rules that
-    match the table. The table has at least `min_shards` shards, of the same width if `equal` is True.
+    The result is a multiple of 4, or the number of all columns if the table cannot be split. `rules` are the rules that
+    match the table. `equal` is True if all shards must have the same width. `min_shards` is the minimum number of
+    shards.
     """
     minimums = (rule.min_dim for rule in rules if rule.min_dim)
     least = max([_narrowest(table, equal, min_shards), *minimums])
@@ -454,8 +455,8 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Return the number of columns of the narrowest shard into which a table can be split.
-    `equal` is True if all shards of the table must have the same width. Then the table has at least `min_shards`
-    shards. The limits that rules set with `min_dim` are ignored.
+    `equal` is True if all shards of the table must have the same width. `min_shards` is the minimum number of shards,
+    and matters only if `equal` is True. The result does not depend on the setting `min_dim` of rules.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
@@ -470,7 +471,10 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
-    """Raise UserError if the limits of a table leave no device, no sharding type, no tier or no number of shards."""
+    """Raise UserError if no placement of a table can meet `limits`, which follow from all rules for the table.
+    For example, the limits may allow no device, no sharding type, no tier or no number of shards.
+    `together` is True if the table must be together with other tables on one device.
+    """
     if not limits.devices:
         raise UserError(
             "table-no-device",

@@ -112,8 +112,9 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """The number of batches with buffers in device memory at once, for each kind of buffer (such as the outputs).
-        The numbers follow from the training pipeline or, if `pipeline` is None, from `batches_in_flight`.
+        """The number of batches that have buffers in device memory at the same time, one number for each kind of buffer
+        (such as the outputs). If `pipeline` is set, the numbers come from the entry of this training pipeline in
+        `PIPELINES`. If `pipeline` is None, the numbers are computed from `batches_in_flight`.
         """
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
@@ -139,9 +140,9 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of host memory that n shards (`loads`) need, one number for each shard, (n,).
-        The bytes are for the weights, and for the optimizer state that belongs to each single weight. Optimizer state
-        that belongs to a whole row is in device memory.
+        """Return the bytes of host memory that each of n shards (`loads`) needs, (n,). The bytes are for the weights,
+        and for optimizer state with a value for each weight, as in Adam. Optimizer state with one value for each row,
+        as in row-wise Adagrad, is in device memory.
 
         Loads in device memory need no host memory.
         """
@@ -160,9 +161,11 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that n shards need, including the rows in the caches of the shards, (n,).
-        `sets` has the shards of each device. Cached tables on a device can share one cache, in which every row is as
-        wide as the widest of these tables. The bytes of a cached shard are computed with this width.
+        """Return the bytes of device memory that each of n shards needs, including the rows in the shard's cache, (n,).
+        `sets` has the shards of each device.
+
+        Cached tables on a device can share one cache. Every row of a shared cache is as wide as the widest of these
+        tables, and the bytes of each cached shard are computed with the width of the shared cache's rows.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -247,7 +250,9 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that n shards (`loads`) need if the weights are in host memory, (n,).
+        """Return the bytes of device memory that each of n shards (`loads`) needs, (n,), computed as if the weights of
+        every shard were in host memory. The caller uses the result only for shards whose weights are in host memory.
+
         The bytes are the sum of three parts: rows in a cache, the bookkeeping for the rows (lists of FBGEMM's cache, or
         the slots of a hash table), and optimizer state with one value for each row.
 
@@ -266,8 +271,9 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes of the buffers that each device needs for its own share of the samples in a batch.
-        The buffers have the inputs, embeddings and gradients of these samples. The bytes do not depend on the plan.
+        """Return the bytes of the buffers that each device needs for its own samples: batch_size / num_devices samples,
+        rounded up. The buffers have the inputs, the embeddings and the gradients of these samples. The bytes are the
+        same for every plan.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.

@@ -137,9 +137,9 @@ class Task:
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """The bytes of memory that each of D devices has for shards, (D,).
-        Reserved memory is subtracted. The memory for the samples that a device has of each batch is subtracted as well:
-        the inputs, embeddings and gradients of these samples.
+        """The bytes of memory that each of D devices has for shards, (D,). This is the memory of the device, minus the
+        reserved memory, minus the buffers for the device's samples (an equal share of each batch). The buffers have the
+        inputs, embeddings and gradients of these samples.
         """
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
@@ -185,10 +185,10 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the first difference between two tasks that makes the costs of plans of these tasks incomparable.
-        The result is "number of devices", "batch size" or "tables".
+        """Return None if the costs of plans of two tasks can be compared. Otherwise return the first reason against the
+        comparison: "number of devices", "batch size" or "tables".
 
-        None if there is no such difference. Constraints and memory may differ.
+        Constraints and memory may differ. "number of devices" stands for devices per host or fast-link domain, too.
         """
         topologies = self.topology, other.topology
         here, there = ((place.num_devices, place.host_size, place.domain_size) for place in topologies)

@@ -168,9 +168,10 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check plans for each target; a target is a system that trains with the plans, such as TorchRec.
-        A plan must keep the rules of the target, and pass the checks before an export to the target. Two calls of the
-        search must return equal plans. The search may raise an error instead.
+        """Check plans for each target, which is a system that trains with the plans, such as TorchRec. A plan must keep
+        the rules of the target, and pass the checks before an export to the target. Two searches for the same task must
+        return equal plans. Instead of returning a plan, a search may raise an InfeasibleError, or an error that names a
+        model.
         """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
@@ -266,8 +267,9 @@ class SumModelConformance(ComputeModelConformance):
         raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
-        """Check that the model can predict the cost of a set of tables from the sum of the tables' vectors.
-        The method `head`, called with the sum, must return the cost that `predict` returns for the set.
+        """Check that the model can predict the cost of a set of tables from the sum of the tables' vectors. The method
+        `embed` returns a vector for each table. The method `head`, called with the sum of these vectors, must return
+        the cost that the method `predict` returns for the set.
         """
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
@@ -363,9 +365,11 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that no predicted cost falls if tables are replaced by `change(table)`, which causes no less work.
-        Three replacements are checked: all tables of a set, a single table that has a device to itself, and the same
-        single table among the unchanged tables of the set.
+        """Check that the model predicts no lower cost after a table is replaced by `change(table)`. The table that
+        `change` returns must cause at least as much work as the original table.
+
+        The check replaces all tables of a set, a single table that has a device to itself, and the same single table
+        among the unchanged tables of the set.
         """
         model = self.make()
         for tables, alone, batch_size in self._pairs():
@@ -383,9 +387,9 @@ class PhysicalComputeConformance(SumModelConformance):
         """
 
         def more_rows(table: Table) -> Table:
-            """Return a copy of the table with four times as many rows.
-            If the reuse histogram of the table implies that a batch looks up more different rows than the table has,
-            return the table unchanged.
+            """Return a copy of the table with four times as many rows. Return the table unchanged if its rows and its
+            reuse histogram contradict each other: the histogram implies that a batch of `_MOST_SAMPLES` samples looks
+            up more different rows than the table has.
             """
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
@@ -433,8 +437,8 @@ class PhysicalCommConformance(CommModelConformance):
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
-        """Check an exchange in which one device starts later than before.
-        No device may end earlier than before, and no device may end later by more than the delay.
+        """Check how the predicted end times of an exchange change if one device starts later than before. No device may
+        end earlier than before. No device may end later by more than the extra delay of this one device.
         """
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
@@ -444,8 +448,8 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """Check that tiny changes of the start delays (below 1e-12 ms) do not change the predicted exchange times.
-        The start delay of a device is the time at which the device starts the exchange, in ms.
+        """Check that predicted exchange times hardly change if the start delays change by less than 1e-12 ms. The start
+        delay of a device is the time at which the device starts the exchange, in ms.
         """
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():

@@ -111,7 +111,9 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the cost of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
+        """Return the cost of each of n shards in ms, (n, 1). `loads` has the n shards. Each row is a vector with one
+        element, because a `SumModel` expects a vector for each shard.
+        """
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 

@@ -120,7 +120,9 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of the weights, (rows, dim), as a fused kernel would get it; None if there is no gradient.
+        """The gradient of the weights, (rows, dim), scaled like the gradient that a fused kernel would get; None if
+        there is no gradient.
+
         The gradient of data-parallel weights is a mean over ranks. If TorchRec's gradient division is off, fused
         kernels get the sum over ranks instead. In this case, the mean is multiplied by the number of ranks.
         """
@@ -203,8 +205,8 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that have dense kernels and that TorchRec does not train.
-    Data-parallel tables of fused collections are left out: these tables have dense kernels, but TorchRec trains them.
+    """Return the tables on this rank that dense kernels look up and that TorchRec does not train. Data-parallel tables
+    of a FusedEmbeddingBagCollection are left out: dense kernels look up these tables, but TorchRec trains them.
     """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []

@@ -222,10 +222,12 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return a copy of the parameter whose constraints allow only the values in `limits`.
-    Each keyword of `limits` is a field of the constraints. For example, sharding_types=["row_wise"] allows only
-    row-wise sharding. Raise UserError if the user's constraints already list values for a field, and none of these
-    values is in `limits`. The texts `why` and `or_else` become parts of the error.
+    """Return a copy of the parameter with narrower constraints. Each keyword of `limits` is a field of the constraints,
+    and lists the only values that the copy allows. For example, sharding_types=["row_wise"] allows only row-wise
+    sharding.
+
+    Raise UserError if the user's constraints already list values for a field, and none of these values is in `limits`.
+    The texts `why` and `or_else` become parts of the error.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -302,8 +304,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the parameters of a module that the limited copy of `sharder` can shard, by name. These are the
-        parameters in `wanted` that `sharder` itself can shard. This function replaces the copy's method of this name.
+        """Return the parameters of a module that are in `wanted` and that `sharder` can shard, by name. In the copy of
+        `sharder`, this function replaces the method of the same name.
         """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
@@ -357,8 +359,8 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the total bytes of untrained tensors that belong to no table, in the modules of the given parameters.
-    An example is the tensor of ids in a module for managed collision.
+    """Return the total bytes of tensors that are neither trained nor weights of a table. Only tensors in the modules of
+    the given parameters count. An example is the tensor of ids in a module for managed collision.
 
     TorchRec shards these tensors row-wise.
     """

@@ -124,7 +124,7 @@ class _Planner(NeuroShardPlanner):
     """
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
-        """Plan `module` as NeuroShardPlanner does; raise PlannerError in place of UserError."""
+        """Return the plan of `module` that NeuroShardPlanner finds; raise PlannerError, not UserError."""
         with _as_planner_errors():
             return super().plan(module, sharders)
 

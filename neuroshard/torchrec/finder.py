@@ -79,7 +79,8 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return a description of the tables that this search can place on the devices of the topology.
+        """Return the conditions that a table must meet so that this search can place the table on the devices of the
+        topology.
 
         Tables in host memory can only be table-wise or column-wise. On devices other than CPUs and CUDA GPUs, the
         search can place no tables.
@@ -188,10 +189,10 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Search for a plan of a task from scratch, and return the plan.
-        `kept` is the saved plan of an earlier job, or None. If there is such a plan and the finder's `keep_types` is
-        true, every table keeps the sharding type that it has in the saved plan. Otherwise, the search chooses all
-        sharding types.
+        """Search for a plan of a task from scratch, and return the new plan. `kept` is the saved plan of an earlier
+        job, or None if there is no such plan. If the finder's `keep_types` is true, each table keeps the sharding type
+        and the number of column shards that it has in the saved plan, if the rules and the shape of the table allow
+        this. In all other cases, the search chooses.
         """
         if kept is None or not self.keep_types:
             return self.found(task)
@@ -209,9 +210,9 @@ class Finder:
         return plan
 
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
-        """Return a warning if moving tables of `plan` between devices would make a step at least 1% shorter; else None.
-        The times of a step are predictions. `plan` is the plan of this job, which was made from `kept`, the saved plan
-        of an earlier job.
+        """Return a warning if moving tables of `plan` between devices would make a training step at least 1% shorter,
+        as predicted by the cost models. Return None otherwise. `plan` is the plan of this job, which was made from
+        `kept`, the saved plan of an earlier job.
         """
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))

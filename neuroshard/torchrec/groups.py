@@ -150,7 +150,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms per step that n shards (`loads`) take to average their weights over the groups, (n,)."""
+            """Return the ms per step that the groups take to average the state of each of n shards (`loads`), (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -174,9 +174,9 @@ class Groups:
 
     @property
     def _joined(self) -> int:
-        """The number of successive ranks of the job that count as joined by fast links.
-        If the groups divide every pod equally, this is the number of ranks in a pod, which consists of hosts joined by
-        fast links. Otherwise, it is the number of ranks on a host.
+        """The number of successive ranks of the job that are regarded as joined by fast links: a pod or a host.
+        A pod consists of hosts joined by fast links. If the groups divide every pod into equal parts, the result is the
+        number of ranks in a pod. Otherwise, it is the number of ranks on a host.
 
         With unequal parts, successive ranks of a sharding group may be in two pods, and the slower link counts.
         """
@@ -184,9 +184,10 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if the sharding groups divide every block of `ranks` successive ranks into equal parts.
-        A block is, for example, a host or a pod. The parts of a block are equal if all groups that have ranks in the
-        block have the same number of ranks there.
+        """Return True if the groups divide each block of `ranks` successive ranks, such as each host, equally.
+        The number of groups must divide `ranks`, or be a multiple of `ranks`. If `use_inter_host_allreduce` is True,
+        this rule is for the number of ranks in a group instead. For example, a host of 8 ranks can be divided into 4
+        ranks of each of 2 groups.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
@@ -201,8 +202,9 @@ class Groups:
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Return how many copies of a shard are on `ranks` successive ranks of the job.
-        Every group has one copy of the shard.
+        """Return how many of the ranks with copies of the same shard are in one block of `ranks` successive ranks.
+        Every group has one copy of a shard. For example, if a pod has all ranks of 2 groups, 2 copies are in the pod.
+        The number is at least 1.
         """
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)

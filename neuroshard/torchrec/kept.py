@@ -91,8 +91,9 @@ class KeptPlan:
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
         """Return the names of the inputs that differ between this job and the job that saved the plan.
-        `made_for` has the digest of each input of this job, by name. Memory has no digest: the name "devices" is added
-        if the plan does not fit in the memory of this job, or if the memory of the two jobs differs by more than 5%.
+        `made_for` has the name and the digest of each input of this job. Memory has no digest. The result has the name
+        "devices" if the saved plan does not fit in the memory of this job, or if the memory has changed by more than
+        5%.
         """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
@@ -132,8 +133,9 @@ def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return the differences now[i] - then[i] in bytes, as a list, if all memory sizes have stayed similar.
-    Return None if any difference is more than 5% of then[i], or if `now` and `then` have unequal lengths.
+    """Return how many bytes of memory each device or host has more now than then, as a list now[i] - then[i].
+    `now` has the memory of each device or host of this job, and `then` has this memory when the plan was saved. Return
+    None if any difference is more than 5% of then[i], or if the number of devices or hosts differs.
     """
     if len(now) != len(then):
         return None

@@ -75,8 +75,9 @@ class Model:
         request: PlanningRequest,
         served: Served = EVERYTHING,
     ) -> "Model":
-        """Read the parameters that the sharders would shard from a model, and return the Model.
-        Warn about parameters that NeuroShard does not plan, and about tables whose statistics NeuroShard must guess.
+        """Find the parameters of `module` that the sharders can shard, and return these parameters, with the module, as
+        a `Model`. Warn about parameters that NeuroShard does not plan, and about tables whose statistics NeuroShard
+        must guess.
 
         `module` may be on any device. `served` says which tables the search and its cost models can place.
 
@@ -119,7 +120,8 @@ class Model:
         return cls(module, sharders, division, tables, left, request)
 
     def on(self, request: PlanningRequest) -> "Model":
-        """Return the same model with `request` as the requirements that its plan must meet.
+        """Return a copy of this `Model` with other requirements for the plan. `request` has the new requirements, such
+        as another number of sharding groups. The free memory of the devices is computed again.
 
         The constraints and the fixed plan in `request` must be the same as before.
 
@@ -147,8 +149,8 @@ class Model:
         return joined(request.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Return the plan of the whole model, which joins two plans: `others` and NeuroShard's plan (`plan`).
-        The plan `others` has the parameters that NeuroShard does not plan.
+        """Return the plan of the whole model, which joins two plans. `plan` is NeuroShard's plan, and has the tables
+        that NeuroShard plans; `plan` is None if there are no such tables. `others` is the plan of all other parameters.
 
         The kernel settings of the tables in NeuroShard's plan come from the constraints.
         """
@@ -299,10 +301,12 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if `table` may have the sharding type column_wise in a plan.
-    The table is a sequence table in one shard, so table_wise and column_wise mean the same shard. TorchRec requires
-    that all column-wise shards of sequence tables in a module have the same width. So the result is True only if every
-    column-wise shard in the module is as wide as `table`, and NeuroShard plans all parameters of the module.
+    """Return True if a table in one shard may have the sharding type column_wise instead of table_wise in a plan. Both
+    types mean the same shard. The table is a sequence table. TorchRec requires that all column-wise shards of sequence
+    tables in a module have the same width.
+
+    So the result is True if every column-wise shard in the module is as wide as `table`, and NeuroShard plans all
+    parameters of the module.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}

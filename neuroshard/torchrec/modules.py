@@ -22,8 +22,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Served:
-    """The conditions that a table must meet so that a search and the cost models of the search can place the table.
-    NeuroShard plans only tables that meet these conditions.
+    """The conditions on the tables that NeuroShard plans; TorchRec's planner plans all other tables. The conditions
+    follow from the search method, the cost models and the devices. For example, some cost models do not support
+    sequence tables.
 
     Attributes:
         calls: kernel calls that tables may have.
@@ -40,10 +41,12 @@ class Served:
     device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
-        """Return the types of kernel calls that this search may use for a table.
-        A type has three parts: the family of sharding types (such as row-wise), the memory tier, and whether lookups
-        are pooled. The result has the types that the search supports, that the constraints of the table allow, and for
-        which the table has suitable numbers of rows and columns.
+        """Return the types of kernel calls with which NeuroShard may plan a table; empty if NeuroShard cannot plan the
+        table. A type has three parts: the family of sharding types (such as row-wise), the memory tier, and whether
+        lookups are pooled.
+
+        The result has the types that the search and the cost models support, that the constraints of the table allow,
+        and for which the table has suitable numbers of rows and columns.
         """
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
@@ -62,7 +65,8 @@ EVERYTHING = Served(frozenset(CALLS))
 
 @dataclass(frozen=True)
 class Division:
-    """The parameters of a model, grouped by who plans them.
+    """The parameters of a model in three groups: the parameters that NeuroShard plans, the parameters that TorchRec's
+    planner plans, and the parameters that the user has planned.
 
     Attributes:
         planned: parameters that NeuroShard plans. All groups are in the order of the model's modules.
@@ -138,9 +142,11 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Divide the parameters that the sharders would shard between two planners: NeuroShard and TorchRec's planner.
-    Parameters in the plan `fixed`, which the user gives, are not planned again. A module that occurs several times in
-    the model counts once.
+    """Decide for each parameter whether NeuroShard or TorchRec's planner plans the parameter, and return the groups.
+    The parameters are all parameters that `sharders` can shard. Parameters in the user's plan `fixed` are a third
+    group, because these parameters are planned already.
+
+    A module that occurs several times in the model counts once.
 
     The model may be on any device, and no weights are materialised. `served` says which tables the search and its cost
     models can place.

@@ -89,10 +89,12 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Translate a rule of the user into one or more rules with the names that tasks use.
-        The user may write a table name with or without the path of the module, but a task has only one of these two
-        names. A pattern such as "tower.*" may match a table only by the name that the task does not use. Then this
-        table gets a rule of its own.
+        """Translate a rule with table names of the user into one or more rules with the table names of tasks.
+        A table has a name with the path of the module and a name without the path; tasks use only one of these names.
+
+        A rule for one name gives one rule. A rule for a pattern, such as "tower.*", remains if the pattern matches a
+        name that tasks use, or no table at all. Each table that the pattern matches only by the other name gets a
+        separate rule.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
@@ -108,10 +110,11 @@ class TableNames:
 def by_plain_name(
     constraints: Mapping[str, ParameterConstraints], parameters: Sequence[Parameter]
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints with additional entries under plain table names.
-    Every constraint under `path.name` gets another entry under the plain name, because TorchRec looks up plain names.
+    """Return a copy of `constraints` with more keys: for each table, the value of the key `path.name` is also stored
+    under the plain name of the table.
 
-    Plain names that several tables have are left out: TorchRec's planner plans each of these tables separately.
+    TorchRec looks up constraints under the plain name. If several tables have the same plain name, this name is not
+    added, because TorchRec's planner plans each of these tables separately.
     """
     count = Counter(parameter.name for parameter in parameters)
     plain = {

@@ -91,9 +91,9 @@ def memory_of_tables(topology: TorchRecTopology) -> str:
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Return the memory that the shards of sharding options use, as one TorchRec `Storage` for each device.
-    A `Storage` has the bytes in the memory of the device (HBM), and the bytes that the shards of the device use in host
-    memory (DDR).
+    """Return the memory that the shards of the sharding options use, as one TorchRec `Storage` for each device.
+    `Storage.hbm` has the bytes in the memory of the device, and `Storage.ddr` has the bytes in host memory that the
+    shards on the device use.
 
     The memory is TorchRec's estimate plus the second caches of key-value kernels, which TorchRec does not estimate.
 

@@ -149,7 +149,7 @@ class Parameter:
         return plan.plan[self.path][self.name]
 
     def check_extent(self, plan: ShardingPlan) -> None:
-        """Raise UserError if a plan shards another number of rows or columns than the table has."""
+        """Raise UserError if the shards in a plan cover more or fewer rows or columns than the table has."""
         sharding, shape = self.sharding_in(plan), tuple(self.weights.shape)
         if sharding.sharding_spec is None or self.config is None or self.is_virtual:
             return
@@ -231,8 +231,8 @@ class Parameter:
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the pooling factor (lookups per sample) of each feature, for TorchRec's reports.
-        The result is the pooling factors in the constraints, all multiplied by the same number, so that all features
-        together have as many lookups per sample as `table`.
+        The pooling factors in the constraints are scaled by one common factor, so that all features together have as
+        many lookups per sample as `table`.
 
         For example, the factors 1 and 3 become 2 and 6 if `table` has 8 lookups per sample, and the constraints set
         neither `num_poolings` nor `batch_sizes`. The pooling factor of `table` may come from measured statistics.
@@ -358,9 +358,10 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """True if FBGEMM must keep the whole table in device memory, even with a kernel for tables in host memory.
-        This is TorchRec's setting `enforce_hbm`: the value comes from the constraints or, if the constraints do not set
-        it, from `fused_params` of the sharder.
+        """True if TorchRec's setting `enforce_hbm` is on for the table.
+        FBGEMM then keeps the whole table in device memory, even if the compute kernel is for tables in host memory. The
+        setting comes from the constraints or, if the constraints do not set `enforce_hbm`, from `fused_params` of the
+        sharder.
         """
         wanted, fused = self.user_constraints.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if wanted is None else wanted)
@@ -455,9 +456,10 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the lookups in a table per sample, summed over all features that read the table.
-    Each feature adds lookups * poolings * batches / batch_size. The three lists have one value for each feature: the
-    pooling factor, the number of poolings, and the batch size of the feature, as in TorchRec's constraints.
+    """Return the lookups in a table per sample of a device's batch, summed over all features that read the table.
+    The three lists have one value for each feature, as in TorchRec's constraints: `lookups` has the pooling factors,
+    `poolings` has the numbers of poolings, and `batches` has the batch sizes of the features. Each feature adds pooling
+    factor * number of poolings * batch size of the feature / `batch_size`.
     """
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))

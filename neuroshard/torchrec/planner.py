@@ -389,8 +389,9 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Call `find` on rank 0, and return a tuple, which rank 0 sends to all other ranks.
-        The tuple has the result of `find`, and the values of the planner's attributes, such as `last_plan`.
+        """Call `find` with the process group, and return the result of `find` and the values of the planner's
+        attributes, such as `last_plan`, as one tuple. Only rank 0 runs this method. The tuple is sent to all other
+        ranks.
         """
         answer, plan = find(group), self.last_plan
         plan_to_send = plan and replace(plan)  # a copy without cached properties
@@ -426,7 +427,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search for a plan of the model, and return this plan, which replaces the plan of the earlier job."""
+            """Search for a new plan of `model`, to replace the earlier job's saved plan, and return the new plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -435,8 +436,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Return the names of the inputs that differ between this job and the earlier job that saved the plan `kept`.
-        If the constraints contradict the devices of this job, the only name is "constraints".
+        """Compare the inputs of this job and of the earlier job that saved the plan `kept`, and return the names of the
+        inputs that differ, such as "devices". If the constraints contradict the devices of this job, the inputs cannot
+        be compared, and the result is ("constraints",).
         """
         try:
             digests = self._input_digests(model)
@@ -453,7 +455,7 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
         def taken(model: Model) -> _Way:
-            """Return the plan loader's plan of a model; raise UserError if this plan does not fit the job."""
+            """Return the plan that the loader loads for a model; raise UserError if this plan does not fit the job."""
             finder = self._finder_of(model)
             return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
@@ -471,10 +473,12 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Find a plan for each model in `models` with the function `find`, and return the plan with the lowest
-        predicted cost. All `models` are the same model, but each is planned for another number of sharding groups. A
-        sharding group is a set of ranks that together have all tables. If `find` raises UserError for all models, raise
-        the first of these errors.
+        """Find a plan for each model in `models`, and return the plan with the lowest predicted cost. The function
+        `find` finds the plan of one model. All models are the same except for the requirements of the plan: each model
+        has another number of sharding groups. A sharding group is a set of ranks that together have all tables.
+
+        If `find` raises UserError for a model, the model is left out. If `find` raises UserError for all models, the
+        first of these errors is raised.
         """
         found: list[_Way] = []
         errors: list[UserError] = []
@@ -550,9 +554,12 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Report the plan `found`, set the planner's attributes, such as `last_plan`, and return the plan.
-        If the plan was read from the file of the planner's argument `keep`, the plan is not changed. Otherwise, the
-        callbacks first change the plan, and finally rank 0 of the group saves the plan to the file (if `keep` is set).
+        """Report the plan `found`, set the planner's attributes, such as `last_plan`, and return the plan. First, the
+        planner's callbacks may change the plan. If the planner's argument `keep` is set, rank 0 of the group saves the
+        changed plan in a file for later jobs.
+
+        If the plan was read from that file, the callbacks are not called, and the plan is not saved again. If a
+        callback set a field that the file cannot store, the plan is not saved.
         """
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
@@ -657,7 +664,9 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """A plan of a model for one possible number of sharding groups, as in TorchRec's DMPCollection.
+    """A plan of the whole model for one possible number of sharding groups, with the model, and with the search method
+    whose cost models predict the cost of the plan. A sharding group is a set of ranks that together have all tables, as
+    in TorchRec's DMPCollection.
 
     Attributes:
         model: the model with the requirements of these groups.
@@ -701,9 +710,9 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
 
 
 def _shown_value(value: object) -> str:
-    """Return the text for a value in an error message.
-    For a string, the text is the quoted string after the words "the text", because a reader easily overlooks quotes
-    alone.
+    """Return the text that stands for a value in an error message. For the string "512", the text is: the text '512'.
+    For other values, the text is `repr(value)`. The words "the text" are added for strings, because a reader easily
+    overlooks quotes alone.
     """
     return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
@@ -795,8 +804,9 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
 
 
 def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: str) -> None:
-    """Warn if the cost models cannot predict the time that sharding groups take to average their weights.
-    Warn also if there may be several sharding groups on CPUs, because TorchRec runs several groups only on GPUs.
+    """Warn if the cost models cannot predict the time that sharding groups take to average their weights. Warn also if
+    the job may have several sharding groups on CPUs, because TorchRec runs several groups only on GPUs. `ways` has the
+    possible divisions of the ranks into groups, with one `Groups` for each possible number of groups.
     """
     several = [groups for groups in ways if groups.num_groups > 1]
     if not all(groups.counts(models) for groups in several):

@@ -237,9 +237,9 @@ def _shardings_in(
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return the part of an error message that advises the user to allow row-wise sharding of some tables.
-    These are tables that NeuroShard makes row-wise only if constraints name a row-wise type. The result is "" if there
-    are no such tables.
+    """Return a sentence for an error message that advises the user to allow row-wise sharding of some tables.
+    NeuroShard makes these tables row-wise only if constraints name a row-wise type. Return "" if `parameters` has no
+    such tables.
     """
     withheld = [
         parameter.qualified_name
@@ -256,7 +256,9 @@ def withheld_remedy(parameters: Iterable[Parameter]) -> str:
 
 @dataclass(frozen=True)
 class Reports:
-    """The planner's callbacks and TorchRec's reports. Callbacks can change a plan, and reports describe the result."""
+    """Passes a finished plan to the planner's callbacks, which can change the plan.
+    Then TorchRec's reports (`Stats`) describe the plan.
+    """
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -265,9 +267,10 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Let the callbacks change a plan, report the changed plan, and return it in two forms.
-        `sharding_plan` is the plan of the whole model. `plan` is the same plan as a NeuroShard `Plan`, but only of the
-        tables that NeuroShard plans; None if there are no such tables. `simulator` predicts the cost of `plan`.
+        """Let the callbacks change a plan, let the reports describe the changed plan, and return the changed plan.
+        The plan is given and returned in two forms. `sharding_plan` is the plan of the whole model. `plan` is the same
+        plan as a NeuroShard `Plan`, but only of the tables that NeuroShard plans; None if there are no such tables.
+        `simulator` predicts the cost of `plan`.
 
         Returns:
             Copies of `sharding_plan` and `plan` with the callbacks' changes; without callbacks, the same two objects.
@@ -307,9 +310,10 @@ class Reports:
 def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """Return a plan of the whole model as TorchRec's sharding options, with estimates of memory and of times in ms.
-    TorchRec estimates the memory. NeuroShard's simulator predicts the times of the tables that NeuroShard plans, and
-    TorchRec estimates the times of all other parameters.
+    """Return TorchRec's sharding options for a plan of the whole model, with estimates of memory and of times in ms.
+    `sharding_plan` is the plan of the whole model. `plan` is the same plan, but only of the tables that NeuroShard
+    plans; None if there are no such tables. TorchRec estimates the memory. NeuroShard's simulator predicts the times of
+    the tables in `plan`, and TorchRec estimates the times of all other parameters.
 
     The options of NeuroShard's `plan` come first, with the lookups of the plan's tables.
     """
@@ -386,8 +390,9 @@ def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulato
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
-    """Return the ms of each shard, (S,), given the total ms of each device, (D,).
-    The total of a device is divided between the device's shards in proportion to weights, (S,).
+    """Divide the ms of each device between the shards of the device, and return the ms of each of S shards, (S,).
+    `total_ms` (D,) has the ms of each of D devices, and `devices` (S,) has the device of each shard. Shards of the same
+    device get ms in proportion to the weights of the shards, `weight` (S,).
 
     If all weights of a device are 0, its total is divided equally.
     """

@@ -80,10 +80,10 @@ class PlanningRequest:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
-        """Return a copy of the request with the table names that NeuroShard's search and TorchRec's planner look up.
-        For NeuroShard's search, the rules and statistics get the search's names instead of the names that users wrote.
-        For TorchRec's planner, the constraints get additional entries: a constraint for `path.name`, where `path` is
-        the path of the module, also gets an entry for `name`.
+        """Return a copy of the request with the table names by which NeuroShard's search and TorchRec's planner look up
+        tables. In the rules and statistics, the names that NeuroShard's search uses replace the names that users wrote.
+        In the constraints, each constraint for `path.name`, where `path` is the path of the module, gets a copy under
+        `name`, because TorchRec's planner looks up `name`.
 
         Names that several tables have get no additional entry.
 
@@ -171,7 +171,8 @@ class PlanningRequest:
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
         """Return the settings for memory use: the optimizer state and buffers that count in addition to the weights.
-        If the request has no such settings, the optimizer with the most state among `parameters` counts for all tables.
+        If the request has no such settings, one optimizer counts for all tables: the optimizer with the most state of
+        all optimizers in `parameters`.
         """
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
@@ -179,8 +180,8 @@ class PlanningRequest:
         return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
-        """Return patterns of names that match all tables that must not be data-parallel.
-        If no table may be data-parallel, the only pattern is "*".
+        """Return name patterns that match exactly the tables that must not be data-parallel.
+        If no table may be data-parallel, the only pattern is "*". The list is empty if all tables may be data-parallel.
         """
         if self.data_parallel:
             return []
@@ -231,9 +232,9 @@ def _domain(topology: TorchRecTopology) -> int | None:
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes that each device needs for the buffers of sequence tables with deduplicated indices.
-    Devices exchange each index and each embedding of these tables only once. But before and after the exchange, a
-    device needs buffers with one entry for every lookup. Only these buffers are counted.
+    """Return the bytes of some buffers that each device needs for sequence tables with deduplicated indices. Devices
+    exchange each index and each embedding of these tables only once. But before and after the exchange, a device needs
+    buffers with one entry for every lookup. The result counts only these buffers.
 
     Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
     lookup has an embedding and its gradient.

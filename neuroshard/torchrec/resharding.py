@@ -83,8 +83,9 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Return the new sharding of each table that two plans place differently, as the input of TorchRec's `reshard`.
-    The keys of the result are paths of modules. Each value has the new shardings of tables in the module, by name.
+    """Return the new shardings of all tables whose ranks or shards differ between the plans `before` and `after`. The
+    result is a dict with paths of modules as keys. Each value is an argument for TorchRec's `reshard`: the new
+    shardings of tables in the module, by name.
 
     An unsplit table keeps its sharding type, table_wise or column_wise, because both types mean the same for one shard.
     Every table keeps its kernel settings, such as those of its cache; a warning names the settings that differ in the
@@ -123,18 +124,17 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return a tuple to compare how two plans place a table: the ranks, the shards and the kernel of the table.
-    If both plans place the table in the same way, their tuples are equal. For a data-parallel table, None replaces the
-    ranks.
+    """Return the ranks, the shards and the kernel of a table, as a tuple. Two plans place the table in the same way if
+    their tuples are equal. For a data-parallel table, None replaces the ranks.
     """
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Return the sharding that a table of a running job has after a move to the places of a new plan.
-    The ranks and shards come from the sharding in the new plan (`now`); everything else comes from the current sharding
-    (`was`). Raise UserError if TorchRec cannot move the table in this way.
+    """Return the sharding of a table of a running job after TorchRec has moved the table as a new plan requires. The
+    ranks and shards are taken from the sharding in the new plan (`now`). All other settings are taken from the current
+    sharding (`was`). Raise UserError if TorchRec cannot move the table in this way.
     """
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):

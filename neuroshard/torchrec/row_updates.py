@@ -68,7 +68,9 @@ class RowSettings:
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 
     def changed(self, group: Mapping[str, Any]) -> "RowSettings":
-        """Return a copy of the settings with the numeric values of `group`, a parameter group of a torch optimizer."""
+        """Return a copy of these settings in which the numbers, such as the learning rate, are the values in `group`.
+        The argument is a parameter group of a torch optimizer.
+        """
         return replace(self, **{name: group[name] for name in NUMBERS})
 
 
@@ -213,8 +215,9 @@ def _rowwise_adam(weights: Tensor, gradient: Tensor, state: State, settings: Row
 def _adam_of(
     squares: Tensor, weights: Tensor, gradient: Tensor, state: State, settings: RowSettings
 ) -> tuple[Tensor, State]:
-    """Return weights and states after a step of Adam, with decoupled weight decay.
-    `squares` has the squared gradient of each element, or the mean of the squared gradients in each row.
+    """Return weights and states after a step of Adam, with decoupled weight decay. For Adam, `squares` (rows, dim) has
+    the squared gradient of each element. For row-wise Adam, `squares` (rows,) has the mean of the squared gradients in
+    each row.
 
     With t, the number of the step:
 

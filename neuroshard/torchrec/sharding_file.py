@@ -219,8 +219,8 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Return the content of a plan's file, completed so that every table has a module. A file may list tables without
-    modules. Each of these tables gets the module of `model` that contains the table.
+    """Return a copy of `modules`, the content of a plan's file, in which every table is listed under a module. The file
+    may list tables without a module. The copy lists such a table under the module of `model` that contains the table.
 
     In the file, such a table may have the plain name, or the name with the path of the module in front.
     """

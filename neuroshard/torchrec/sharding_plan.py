@@ -136,13 +136,13 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Return the sharding type that a table gets in TorchRec's plan.
-    A pooled table_wise table becomes column_wise if the table's collection also has column_wise tables (`beside_cut` is
-    True). TorchRec then looks up and exchanges all these tables together. All other tables keep `sharding_type`.
+    """Return the sharding type that TorchRec's plan gets for a table: `sharding_type`, with one exception.
+    A pooled table_wise table becomes column_wise if `beside_cut` is True, that is, if the collection of the table also
+    has column_wise tables.
 
-    TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
-    shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all
-    their column-wise shards are equally wide.
+    TorchRec then looks up and exchanges all these tables together, not separately for each sharding type.
+    For a table in one shard, table_wise and column_wise mean the same. Sequence tables keep their type, because
+    TorchRec assumes that all their column-wise shards are equally wide.
     """
     if sharding_type is ShardingType.TABLE_WISE and table.pooled and beside_cut:
         return ShardingType.COLUMN_WISE

@@ -58,8 +58,9 @@ def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tup
 
 def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
     """Warn about planned tables without statistics, and about statistics of tables that NeuroShard does not plan.
+    `guessed` has an entry for each planned table, and `known` has the measured statistics, both by table name.
 
-    `guessed` has an entry for each planned table: True if no constraint sets its number of lookups.
+    An entry of `guessed` is True if no constraint sets the number of lookups of the table.
     """
     for name in sorted(set(known) - set(guessed)):
         _log.warning(

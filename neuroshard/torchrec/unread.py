@@ -112,8 +112,9 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
 
 
 def _prefetching(model: Model) -> Iterator[Parameter]:
-    """Yield the tables with a cache for which prefetching is set.
-    The user's plan of a table, the constraints, or `fused_params` of the sharder can set prefetching.
+    """Yield the tables for which `prefetch_pipeline` is True and which may have a cache. If the user gives a plan for a
+    table, the value comes from this plan; otherwise, the value comes from the constraints. If no value is set there,
+    the value comes from `fused_params` of the table's sharder.
     """
     if model.left.compute_device == "cpu":
         return
@@ -132,9 +133,8 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each cache setting in a sharder's `fused_params`, such as "cache_load_factor", that has no
-    effect because the plan itself sets the value. The function looks only at the sharders of planned tables that may
-    have a cache.
+    """Yield a warning for each cache setting in a sharder's `fused_params`, such as "cache_load_factor", that a plan
+    overrides for each planned table. The function looks only at the sharders of planned tables that may have a cache.
     """
     if model.left.compute_device == "cpu":
         return

@@ -10,8 +10,9 @@ INDEX_BYTES = 8  # indices, and the number of indices of each sample and feature
 
 
 class Collective(IntEnum):
-    """A collective operation by which devices exchange data, such as an all-to-all. The members are numbered from 0. If
-    an array has the bytes of exchanges, index i on the last axis of the array stands for the member with number i.
+    """A collective operation by which devices exchange data, such as an all-to-all. The value of each member is an
+    index for arrays with an axis of collectives. For example, ALL_TO_ALL is 0. So in an array (B, D, C) with the bytes
+    that each device sends into each of C collectives, the bytes of all-to-alls are at index 0 of the last axis.
 
     Attributes:
         ALL_TO_ALL: output dist of table-wise and column-wise tables. Pooled embeddings go to the devices of their

@@ -140,7 +140,7 @@ class ModelSettings:
         return _not_none({field.name: getattr(self, field.name) for field in fields(ModelSettings)})
 
     def choice_of(self, model: str) -> ModelChoice:
-        """Return the `ModelChoice` of the cost models called `model`, with the values of these settings."""
+        """Return the `ModelChoice` that has the name `model` of cost models and the settings of this object."""
         return ModelChoice(model, **self.model_settings)
 
 
@@ -175,8 +175,9 @@ def _not_none(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _old_setting(suffix: str) -> dict[str, Any]:
-    """Return the setting that a suffix of a model's name stood for in old versions, such as {"dense_ms": 8.0} for
-    "dense8ms"; an empty dict for other suffixes.
+    """Return the setting that old versions read from a suffix of a model's name, as a dict with one entry. For example,
+    the suffix "dense8ms" gives {"dense_ms": 8.0}. The dict is empty if old versions did not read a setting from the
+    suffix.
     """
     if suffix == TORCHREC:
         return {"framework": suffix}

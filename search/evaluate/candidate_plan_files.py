@@ -1,5 +1,5 @@
-"""The plan that a search returns for a task, chosen by measuring several candidate plans, and the files in which the
-candidate plans and their measurements are saved.
+"""The search for one task: the candidate plans, the measurements of these plans, and the choice of the best plan.
+The candidate plans are saved in files.
 
 A run that was killed measures nothing twice.
 """
@@ -27,8 +27,8 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class _Origin:
-    """How the candidate plans of a task were found, as saved on disk: the number of plans, the search time, and the
-    warning and the remark of the search.
+    """The saved record of the search for one task.
+    The record has the number of candidate plans, the search time, and the warning and the remark of the search.
     """
 
     count: PositiveCount
@@ -39,8 +39,8 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Searched:
-    """The search for one task so far: the plan that was found (or the error), the candidate
-    plans, and their measurements.
+    """The result of the search for one task: the found plan or an error, and the candidate plans with measurements.
+    More measurements may follow later.
 
     Attributes:
         found: a plan, or the error that explains why there is none.
@@ -57,7 +57,7 @@ class Searched:
 
     @property
     def answer(self) -> Found:
-        """The found plan, with the warning and the remark of the search.
+        """The plan that the search found, together with the warning and the remark of the search.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -94,8 +94,8 @@ class Searched:
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return a copy of this search in which `found` is the candidate plan that the measurements choose for
-        deployment. A remark explains the choice.
+        """Return a copy of this search in which `found` has the candidate plan to deploy, chosen by the measurements.
+        The remark of `found` explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
         remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"

@@ -127,8 +127,8 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Return a table for people from `columns`, a dictionary from each heading to the cells below the heading. The
-    first `words` columns contain words and are aligned left; all other columns contain numbers and are aligned right.
+    """Return a printable table. `columns` is a dictionary from each heading to the cells below the heading. The first
+    `words` columns contain words and are aligned left; all other columns contain numbers and are aligned right.
 
     Markup in cells has no effect.
     """
@@ -140,8 +140,9 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Return the first two columns of a table with one row per plan: the method that found the plan, and the numbers of
-    tables by sharding type.
+    """Return the first two columns of a printable table with one row for each plan, as a dict from headings to cells.
+    The first column has the method that found the plan. The second column has the number of column-wise, row-wise and
+    data-parallel tables in the plan, such as "12, 3, 0".
     """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, numbers)) for numbers in counts]
@@ -149,8 +150,8 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line of text for each entry (the result of one method for one task) that has an error. `errors` has an
-    error or None for each entry. Without `errors`, each entry's own error is used.
+    """Return a line of text for each entry (the result of one method for one task) that has an error. If `errors` is
+    given, `errors` has an error or None for each entry, and these errors replace the errors in the entries.
     """
     entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]
@@ -187,10 +188,9 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on the predicted costs: the parts of the step that the costs count, and the hardware and the models
-    for which the costs were predicted.
-
-    Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
+    """Yield lines of text on the origin of predicted costs. The first lines name the parts of the step that the costs
+    count. The other lines are warnings: that costs were predicted for other hardware than `here` (the hardware of this
+    machine), or by several different cost models. Warnings begin with "warning:".
     """
     for scope, group in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
         if scope is not None:

@@ -78,8 +78,8 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure every plan once more, and return the measurements, which are one pass.
-    `before` has the earlier passes. The number of earlier passes is the number of the new pass and a part of the seed.
+    """Measure every plan once more, and return the measurements, which are one pass. `before` has the earlier passes.
+    If there are N earlier passes, the new pass has the number N, and N is added to the seed as the last number.
     """
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
@@ -106,9 +106,9 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation in a new run directory, or resume an interrupted evaluation in the directory of the
-    evaluation. A resumed evaluation can ask for more builds than before. In a build, TorchRec builds the model again
-    with every plan, and the steps are timed.
+    """Start an evaluation in a new run directory, or resume an interrupted evaluation in the existing run directory. A
+    resumed evaluation must have the same plans and settings as before, except for the number of builds. In a build,
+    TorchRec builds the model again with every plan, and the steps are timed.
 
     Returns:
         The content of `run.json`.

@@ -126,14 +126,16 @@ class Measurer(ABC):
 
     @abstractmethod
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the measurements as one of the processes that torchrun starts, other than rank 0."""
+        """Take part in the measurements that rank 0 starts. If a job runs under torchrun, every process except rank 0
+        calls this method.
+        """
 
     @abstractmethod
     def opened(
         self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
     ) -> AbstractContextManager[Measure]:
-        """Return a context manager that yields the function that measures plans of these tasks. All processes that
-        measure end when the context ends.
+        """Return a context manager that yields a function (of type `Measure`). Each call of the function measures the
+        plans of one task in `tasks` once. When the context ends, all worker processes of the measurements end.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
@@ -146,16 +148,16 @@ class Measurer(ABC):
         """
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans that each pass of an evaluation measures, given the plans of a task. A subclass can add a
-        plan a second time, to show how much two measurements of the same plan differ.
+        """Return the plans to measure in each pass of an evaluation. By default, these are `plans`, the plans of one
+        task. A subclass can add a plan a second time, to show how much two measurements of the same plan differ.
         """
         return list(plans)
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Check that the measurements `rows` can come from one pass of this measurer, in which every plan is measured
-        once. Return None if the check succeeds. Otherwise return the reason as text that continues a sentence, such as
-        "does not have the times of training steps".
+        """Return None if `rows` can be all measurements that this measurer makes in one pass over the plans. In a pass,
+        every plan is measured once. Otherwise return the reason as text that continues a sentence, such as "does not
+        have the times of training steps".
         """
 
     @abstractmethod
@@ -163,16 +165,17 @@ class Measurer(ABC):
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
         """Return the result of an evaluation, computed from the measurements of all tasks. `measured` maps the number
-        of a task to the passes of the task. A pass has the measurements of one round, in which every plan of the task
-        is measured once. `entries` has the evaluated plans, `run` is the directory for the result, and `here`
-        identifies the hardware.
+        of each task to the measurements of the task, as a list of passes. In a pass, every plan of the task is measured
+        once. `entries` has the evaluated plans, `run` is the directory for the result, and `here` identifies the
+        hardware.
         """
 
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """Base class of the measurers that time training steps in TorchRec. In a pass, every plan is measured once.
-    TorchRec builds the models of all plans again for each pass, so settings and results call a pass a "build".
+    """Base class of the measurers that time training steps in TorchRec. In a pass, every plan is measured once. For
+    each pass, TorchRec builds the models of all plans again. Settings and results therefore use the word "build" for a
+    pass.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -199,8 +202,9 @@ class TorchRecMeasurer(Measurer):
         return asdict(self.protocol)
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans, with the first plan once more at the end. The difference between the two builds of the
-        first plan shows how much builds of the same plan differ.
+        """Return the plans, followed by the first plan again. The model of the first plan is thus built and measured
+        twice in each pass. The difference between the two measurements shows how much measurements of the same plan
+        differ.
         """
         return [*plans, plans[0]]
 

@@ -58,17 +58,18 @@ class ExchangesOfStep(NamedTuple):
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the time in ms that the exchanges add to a mirrored step. In a mirrored step each rank runs alone, so
-        the measured time contains no exchanges. The part of the input dist that other work hides adds no time.
+        """Return the time in ms that the exchanges add to the local work in a mirrored step. The measured time of
+        `step` contains no exchanges, because each rank runs alone. If other work overlaps with a part of the input
+        dist, this part adds no time. All other exchanges add their whole time.
         """
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
-    """Measures mirrored steps of plans. In a mirrored step, one process runs a single rank of a larger job, as if all
-    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in of the user's
-    model.
+    """Measures training steps of plans for many ranks on a single device, by mirrored steps. In a mirrored step, one
+    process runs one rank of a larger job, as if all other ranks did the same work as this rank. The ranks are measured
+    one after the other. TorchRec trains the user's tables with a substitute for the user's dense network.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.
@@ -107,18 +108,18 @@ class MirroredMeasurer(TorchRecMeasurer):
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Check that the measurements `rows` can come from one pass, in which mirrored steps of every plan are measured
-        once. In a mirrored step, one process runs one rank of a larger job. Return None if the check succeeds, and
-        otherwise the reason as text.
+        """Check that the measurements `rows` have the form of mirrored steps, in which one process runs one rank of a
+        larger job. Times of local work must name a rank, and all other values, such as the cost of a plan, must not.
+        Rows with errors are not checked. Return None if the check succeeds, and otherwise the reason as text.
         """
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the plans of a task by mirrored steps, in which one process runs one rank of a larger job. The
-        compared step times are the local work only; the predicted times of exchanges are in a separate column. Passes
-        with errors do not count in the times of phases and exchanges.
+        """Compare the plans of a task by mirrored steps, in which one process runs one rank of a larger job. The step
+        times in the result are the times of local work, without exchanges. The predicted times of exchanges are in a
+        separate column. Passes with errors are left out of the times of phases and exchanges.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -134,9 +135,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`. The training step of a rank is divided into short parts, called
-        stretches. Each row has the time of one stretch of one measured rank, and the rows of a rank are in the order of
-        the stretches.
+        """Return the rows of `stretches.parquet`: the times of all stretches of the measured ranks. A stretch is a part
+        of a training step: work in one phase, up to an exchange or to the next phase. The stretches of a rank are in
+        the order in which they ran.
         """
         return [
             {
@@ -188,8 +189,9 @@ class MirroredMeasurer(TorchRecMeasurer):
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return the mirrored training steps of one plan, one for each pass without errors. A mirrored step is a
-        training step whose ranks were measured one after the other. All measurements in `passes` are of the same plan.
+        """Return a list of training steps of one plan, with one step for each pass. A step combines the measurements of
+        all measured ranks in the pass. `passes` has the measurements of the plan in each pass. Passes with errors are
+        left out.
         """
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
@@ -209,8 +211,10 @@ class MirroredMeasurer(TorchRecMeasurer):
         advance: Advance,
         _run: Path,
     ) -> Pass:
-        """Measure every plan once, and return the measurements. The cost of a plan is the measured time of the local
-        work plus the predicted time of the exchanges.
+        """Measure every plan once by mirrored steps, and return the measurements as rows, including the cost of each
+        plan. The cost is the measured time of the local work plus the predicted time of the exchanges. The exchanges
+        count as 0 if their times are unknown. `number` is the number of this pass, and `seed` fixes the lookups and the
+        order of the plans.
         """
         check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()

@@ -47,9 +47,9 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Return a comparison of the plans of a task, with the step times of all passes. In a pass, the plans may be
-        timed alternately, in several turns. The function `turns` gets the measurements of one plan in one pass, and
-        returns one step time in ms for each turn.
+        """Return the `Comparison` of the plans of a task, given the measurements of each pass. A pass times each plan
+        in one or more turns. The function `turns` takes the measurements of one plan in one pass, and returns the step
+        time in ms of each turn. `phase_ms` has the mean ms of each phase of a step, for each plan.
 
         A plan that failed in a pass has no turns.
         """
@@ -72,8 +72,9 @@ class Comparison:
 
     @property
     def ratios(self) -> FloatArray:
-        """The step time of each of K plans in each of P passes, divided by the step time of the first plan, (K, P). The
-        plans take turns in a pass: each turn gives one ratio, and the value of the pass is the median of these ratios.
+        """The ratios of the step times of all plans to the step time of the first plan, (K, P), for K plans and P
+        passes. A pass times the plans alternately, in one or more turns. Each turn gives one ratio for each plan, and
+        the ratio of the pass is the median over the turns.
         """
         return self._ratios[:-1]
 
@@ -112,9 +113,9 @@ class Comparison:
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def tables_and_lines(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
-        """Return two printable tables that compare the plans, followed by lines of text. The first line is `floor`,
-        which gives the difference between two measurements of the same plan. Then one line follows for each plan that
-        failed.
+        """Return two printable tables that compare the plans, followed by lines of text. The first line is the text
+        `floor`, which says how much two measurements of the same plan differ. After the first line, there is one line
+        for each plan that failed.
 
         Args:
             title: title of the table with a row for each plan.

@@ -65,15 +65,19 @@ class StepMeasurer(TorchRecMeasurer):
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans. Each pass starts new processes, except under torchrun: the processes
-        that torchrun started measure all passes.
+        """Yield the function that measures plans in one pass: the function builds the models of all plans, and times
+        training steps with each model. Each call of the function starts new processes for the training. Under torchrun,
+        all calls use the processes that torchrun started.
 
         The input dist is part of every step, unless the pipeline hides it.
         """
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, _run: Path) -> Pass:
-                """Build every plan and time the training steps; return the measurements."""
+                """Build the models of all plans, time training steps with each model, and return the times as one pass.
+                `number` is the number of the pass, `seed` fixes the lookups and the order of the plans, and `advance`
+                receives the progress. The run's directory `_run` is not used.
+                """
                 check_steps(plans_once(plans), hardware)
                 built = builds(plans, number, seed)
                 advance(1)
@@ -82,13 +86,13 @@ class StepMeasurer(TorchRecMeasurer):
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return 1: building and timing all plans together counts as one unit of progress."""
+        """Return 1: the progress bar advances by one unit after all plans have been built and timed together."""
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Check that `rows` has all measurements of every plan in one pass, such as a time for each phase of a step,
-        and a step time for each turn. A plan that failed has an error instead. Return None if the check succeeds, and
-        otherwise the reason as text.
+        """Return None if `rows` has all measurements of one pass for every plan, such as a time for each phase of a
+        step, and a step time for each turn. Otherwise return the reason as text. A plan that failed needs only an
+        error.
         """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
@@ -96,9 +100,9 @@ class StepMeasurer(TorchRecMeasurer):
         return None if fits else "does not have the times of training steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the step times of the plans of a task. In each build of the model, the plans are timed alternately,
-        in several turns, and only times of the same turn are compared. The time of each phase of a step is the mean
-        over the builds.
+        """Return a comparison of the plans of a task by step time. Each pass in `passes` builds the models of all
+        plans, and times the plans alternately, in several turns. Step times are compared only with step times of the
+        same turn. The comparison also has the time of each phase of a step, as the mean over all passes.
         """
         by_build = [by_plan(build, len(entries)) for build in passes]
         phase_ms = {
@@ -115,7 +119,7 @@ class StepMeasurer(TorchRecMeasurer):
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
         """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step.
-        A further column has the time of the lookups in separate steps, in which the devices look up one after another.
+        The last column has the time of the lookups in additional steps, in which only one device looks up at a time.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}
@@ -123,9 +127,9 @@ class StepMeasurer(TorchRecMeasurer):
         ]
 
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return two printable tables that compare the plans, followed by lines of text. The first line says how much
-        the step times of the first plan differ if this plan is built twice. Then one line follows for each plan that
-        failed.
+        """Return two printable tables that compare the plans, followed by lines of text. The first line says how
+        reliable the step times are: the first plan is built twice, and the line has the difference between the step
+        times of both builds. After the first line, there is one line for each plan that failed.
         """
         columns: Mapping[str, Cell] = {
             "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",

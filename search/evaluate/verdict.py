@@ -31,7 +31,8 @@ class Verdict:
 
     @classmethod
     def of(cls, costs_ms: FloatArray) -> "Verdict":
-        """Choose one of K plans, given the costs of the plans in P >= 2 passes, (K, P) ms; NaN for failed measurements.
+        """Choose one of K plans by measured costs, and return the verdict. `costs_ms` (K, P) has the cost of each plan
+        in each of P >= 2 passes, in ms; NaN if a measurement failed. The first plan is the predicted best.
 
         Passes are blocks: a disturbance that slows down a whole pass affects all plans equally and has no effect on the
         verdict. The remaining differences are random, with the same variance for all plans. With two plans, this is
@@ -73,9 +74,10 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return the margin of error of the relative cost differences between the first of k plans and each other plan. The
-    margin is half the width of a confidence interval; the k - 1 intervals are equally wide and hold simultaneously.
-    `logs` (k, P) has the logarithms of the measured costs of the k plans in P passes.
+    """Return the margin of error for comparisons of the first of k plans with each other plan. Each comparison
+    estimates the relative cost difference between two plans, and the margin is half the width of the confidence
+    interval. The k - 1 intervals are simultaneous and equally wide. `logs` (k, P) has the logarithms of the measured
+    costs of the k plans in P passes.
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

@@ -119,7 +119,7 @@ class Verify:
 
 
 def not_verified() -> None:
-    """Return None as the settings of the verification for `verify=none`, so that no plan is measured."""
+    """Return None: with `verify=none`, there are no settings of a verification, and no plan is measured."""
 
 
 def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:

@@ -124,8 +124,8 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """The exchange times of a device in ms, as matrices. The row of an entry depends on the units that the device
-    sends, and the column on the most units that any device sends.
+    """Tables of exchange times in ms, from which the times of one device are interpolated. Rows are for the number of
+    units that the device sends, and columns are for the largest number of units that any device sends.
 
     A unit is 4 columns of an embedding table; units are counted for each sample. Times between entries are
     interpolated; outside of the matrix the nearest entry counts.
@@ -178,9 +178,9 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Return the time in ms that one device still needs for the forward exchange when the straggler starts the
-    exchange. The straggler is the device that starts last. The other devices may have done a part of the exchange by
-    then.
+    """Return the time in ms that one device still needs for the forward exchange after the straggler has started. The
+    straggler is the device that starts last. A device that starts earlier may do a part of the exchange while it waits
+    for the straggler; the returned time does not include this part.
 
     The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
     segments while it waits. The waits are those of `device_waits`.
@@ -247,9 +247,9 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute all numbers of one device in `contents` again from the shards on the device, in place. The numbers are
-    the bytes, the sent units (of 4 columns), the scores (which stand for compute costs), and the sum of the vectors by
-    which the compute model describes the shards.
+    """Compute the numbers of one device in `contents` again, in place, from the shards on the device. The numbers are
+    the entries of the device in `sums`, `size_bytes`, `units` and `score`, and the scores in `lists.without` for the
+    shards on the device.
 
     This removes the rounding errors of sums in single precision that were changed step by step.
     """
@@ -265,9 +265,9 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the scores of one device in `contents`, in place. A score is a number that `ready_ms` converts to the
-    compute time of a device. One score is for the device with all shards. In addition, there is a score for each shard
-    on the device: the score that the device would have without this shard.
+    """Compute the scores of one device in `contents`, in place. `ready_ms` computes the kernel time of a device from a
+    score. `score[device]` becomes the score of the device with all shards. In `lists.without`, the entry of each shard
+    on the device becomes the score that the device would have without this shard.
     """
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
@@ -294,9 +294,8 @@ def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Conte
 
 @jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """Return the time in ms from the start of a step until a device can start the forward exchange: the time of the
-    kernels plus the time of the backward exchange. In the cost models, a step is the backward exchange, then the
-    kernels, then the forward exchange.
+    """Return the time in ms from the start of a step until a device can start the forward exchange. The time is the sum
+    of the backward exchange and the kernels, which come before the forward exchange in a step.
 
     Args:
         costs: numbers from the cost models.
@@ -369,10 +368,9 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """Return the estimated cost in ms that a plan has after a step of the local search. The step changes two of the
-    `count` devices. `devices` has the indices of these two devices, and `ends` has the score and the units (of 4
-    columns) of each after the step. `others` is a summary of all other devices, and `now` has numbers of units before
-    the step.
+    """Return the estimated cost in ms of a plan after a step of the local search, which changes the shards on two
+    devices. `ends` describes these two devices after the step, and `others` describes all other devices before the
+    step. A unit is 4 columns.
 
     The step may change the units of the widest device, and so the backward exchange of every device. All other devices
     are ready later (or earlier) by the change in the backward exchange of a device with mean units.

@@ -30,9 +30,9 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for e
 
 
 class _Touched(NamedTuple):
-    """Masks of the items (such as tables), (I,), and of the devices, (D,): True if the random steps or the local search
-    of one round have changed the item or the device. After the round, only the changed items and devices are set back
-    to the starting plan.
+    """Masks of the items (such as tables), (I,), and of the devices, (D,), that one round has changed: True if the item
+    or device was changed. A round makes one new plan by random steps and local search. After the round, only the
+    changed items and devices are set back to the starting plan.
     """
 
     items: BoolArray
@@ -91,9 +91,9 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Set `plan` back to the plan `start`, in place, and return the differences between the two plans, (n, 4).
-    For each width that was different, there is one row with four values: the `number` of the plan, the item (such as a
-    table), the device, and the width of the item on the device in `plan` before the change.
+    """Return the widths in which `plan` differs from the plan `start`, and set `plan` back to `start` in place. The
+    result (n, 4) has a row for each of n different widths, with four values: `number`, which is the number of `plan`;
+    the item (such as a table); the device; and the width that the item had on the device in `plan`.
 
     The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -211,7 +211,8 @@ def _apply(
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
     """Undo a step: return the plan with the widths and the lists of shards from before the step.
-    `back_units` is the number of units (of 4 columns) that moved back in exchange in this step.
+    If a shard moved back to the source device in the step, `back_units` is the width of this shard in units of 4
+    columns. Otherwise, `back_units` is 0.
 
     The bytes, sent units, sums and scores of the devices are not restored; `explore` computes them again.
     """
@@ -226,7 +227,9 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """Return the plan with updated lists of shards. The lists change only for the items and the devices of the step."""
+    """Return the plan with new lists of the shards on each device, after a step has changed the widths of the plan. The
+    lists change only for the items and the devices of the step.
+    """
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -238,7 +241,7 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
 @jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
     """Change the width of an item (such as a table) on a device by `units` units of 4 columns, in place; a negative
-    number removes columns. The numbers of the device change too: the sum of the vectors of the shards, the bytes, and
+    number removes columns. Totals over all shards of the device are updated too: the sum of the vectors, the bytes, and
     the sent units.
 
     `rescore` must compute the score again.

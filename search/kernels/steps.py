@@ -45,7 +45,9 @@ class Bounds(NamedTuple):
 
 @jit_paste
 def after_moving(bounds: Bounds, moved: int) -> Bounds:
-    """Return the limits that remain after another `moved` bytes have moved between devices."""
+    """Return the limits that remain after a step has moved `moved` bytes between devices: `bytes_left` falls by
+    `moved`, and the other limits stay the same.
+    """
     return Bounds(bounds.memory_bytes, bounds.before, bounds.bytes_left - moved)
 
 
@@ -82,9 +84,9 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Return how many more bytes a device must receive if the new plan gives the device `then` units (of 4 columns) of
-    an item, instead of `now` units. The number is negative if the device must receive fewer bytes. In the previous
-    plan, the device has `was` units of the item.
+    """Return the change of the bytes that a device must receive if the new plan gives the device `then` units (of 4
+    columns) of an item, instead of `now` units. In the previous plan, the device has `was` units of the item. The
+    change is negative if the device must receive fewer bytes.
 
     To get from `was` units to `units` units, a device receives state_bytes(units) - state_bytes(was) bytes, and never
     less than 0.
@@ -98,10 +100,12 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the change of the moved bytes if `portion` units (of 4 columns) of an item (such as a table) move from the
-    device `ends[0]` to the device `ends[1]`. The moved bytes are the weights and optimizer state that must move between
-    devices to get from the previous plan, `before` (I, D), to the plan `widths` (I, D). Both arrays have the width of
-    each of I items on each of D devices.
+    """Return the change of the moved bytes if a step moves `portion` units (of 4 columns) of an item (such as a table)
+    from the device `ends[0]` to the device `ends[1]`. The moved bytes are the weights and optimizer state that must
+    move between devices to get from the previous plan to the current plan.
+
+    `before` (I, D) is the previous plan, and `widths` (I, D) is the current plan before the step: the units of each of
+    I items on each of D devices.
 
     Fewer bytes move (a negative number) if the step takes back an earlier move.
     """
@@ -114,8 +118,8 @@ def moved_by(
 
 @jit_paste
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
-    """Add a step with the estimated cost `value` (ms) to the `count` steps in `best`, and return the new number of
-    steps. If the arrays of `best` are full, the new step replaces the step with the highest estimated cost.
+    """Add a step with the estimated cost `value` (ms) to `best`, which already has `count` steps. Return the number of
+    steps that `best` then has. If `best` is full, the new step replaces the step with the highest estimated cost.
     """
     place = count
     if count == len(best.estimate):
@@ -131,7 +135,7 @@ def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
     """Return True if one device alone takes at least `worth` ms after a step of the local search. The search then skips
-    the step without a full estimate of the step's cost.
+    the step without a full estimate of the cost, because a plan costs at least the time of every single device.
 
     The time of the device is the ready time (`ready_ms`) for `score` and `units`, plus `left_ms` of transfer. `score`
     and `units` are estimates or bounds for the device after the step; `widest` is the units of the widest device.
@@ -154,9 +158,8 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Return a lower bound of the units (of 4 columns) of the widest device after a step of the local search. The
-    widest device is the device that sends the most units. The step moves a shard, or columns of a shard, away from the
-    device `source`, and no shard moves back.
+    """Return a lower bound of the most units (of 4 columns) that any device sends after a step of the local search. The
+    step moves a shard, or columns of a shard, away from the device `source`, and no shard moves back.
 
     The bound is the larger of the mean of `units` (D,), and of the most units of any device except `source`.
     """
@@ -171,8 +174,8 @@ def _widest_but(units: FloatArray, source: int) -> float:
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: ShardTable, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
-    """Fill `best` with the best allowed steps that move load away from `source` and have an estimated cost below
-    `worth` ms.
+    """Fill `best` with the allowed steps that lead to the lowest estimated costs of the plan. Each step moves load away
+    from the device `source`. Only steps after which the estimated cost is below `worth` ms are added.
 
     A step moves a shard i, or a half, a quarter, ... of a shard, from the source s to a target t. If the step moves a
     whole shard i, it may move a shard b back from t to s: an exchange of two shards.
@@ -303,7 +306,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Return the score of a device after a swap of shards. The compute cost of the device follows from the score.
+    """Return the score of a device after a swap of shards with another device. The compute model turns a score into a
+    compute time of max(score + offset, 0) * scale_ms.
 
     The compute model describes each shard by a vector of H numbers. `base` (H,) is the sum of the vectors of the
     device's shards before the swap, plus the bias of the model. The swap adds the shard with the vector `plus`, and

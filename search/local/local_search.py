@@ -99,8 +99,8 @@ class LocalSearch:
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Return plans that are made from `plan` by random steps and then improved by local search. There is one new
-        plan for each seed, but new plans with high estimated costs are left out.
+        """Make a new plan from `plan` for each seed: apply random steps, and improve the result by local search. Return
+        the new plans with low estimated costs; all other new plans are left out.
 
         Local search compares plans by estimated costs, which need no calls of the cost models. The cost models then
         predict the costs of the returned plans. `perturbation_steps` is the number of random steps for each new plan.
@@ -111,9 +111,10 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Make one new plan from `plan` for each of the N seeds in `own` (N,). Return three values: the number of
-            examined plans; a list with the changes that make each new plan from `plan`; and the estimated costs of the
-            new plans in ms, (N,). Each change is a row (item, device, new width in units of 4 columns).
+            """Make one new plan from `plan`, the argument of `others`, for each of the N seeds in `own` (N,). Return
+            three values: the number of examined steps; a list with an array of changes (n, 3) for each new plan; and
+            the estimated costs of the new plans in ms, (N,). A change is a row with an item, a device, and the width
+            that the item has on the device in the new plan, in units of 4 columns.
             """
             estimate = np.empty(len(own))
             looked, changes = explore(
@@ -149,8 +150,8 @@ class LocalSearch:
         return [CostedPlan(*values) for values in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
-        """Return the cheapest plan that differs from `plan` by one promising step, such as a shard that moves to
-        another device; None if no promising step lowers the cost.
+        """Return the cheapest plan that one promising step (see `likely_steps`) can make from `plan`. For example, the
+        step moves a shard to another device. Return None if no promising step lowers the cost.
 
         Likely steps start at the devices that make `plan` expensive.
         """
@@ -186,8 +187,8 @@ class LocalSearch:
         return steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """Return the predicted cost of `plan` in ms, (K,), after each of K alternative steps (K, 5). Each cost is the
-        cost after one of the steps alone.
+        """Return the predicted costs in ms, (K,), of the K plans that K alternative steps (K, 5) make from `plan`. Each
+        of the K plans differs from `plan` by one step alone.
         """
         row = np.arange(len(steps))
         self.looked += 2 * steps.shape[0] * len(plan.units)
@@ -201,8 +202,10 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Return the state of one device after each of K alternative steps (K, 5), as two arrays. `device` (K,) has the
-        source devices of the steps if `sign` is -1, or the target devices if `sign` is 1.
+        """Return two arrays that describe one device of each of K alternative steps (K, 5) after the step: the sums of
+        the vectors of the device's shards, (K, H), and the units (of 4 columns) that the device sends for each sample,
+        (K,). The device is the source device of the step if `sign` is -1, and the target device if `sign` is 1.
+        `device` (K,) has the indices of these devices.
 
         In the compute model, each shard is a vector of H numbers. The first array, (K, H), has the sum of the vectors
         of the device's shards, plus a bias. The second array, (K,), has the units (of 4 columns) that the device sends
@@ -220,11 +223,12 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
-        """Return tables of the exchange times of a device. The times depend on two numbers: the units (of 4 columns)
-        that this device sends, and the most units that any device sends.
+        """Return matrices with the exchange times of a device (`Exchanges`), from which local search interpolates. The
+        row of an entry depends on the units (of 4 columns) that the device sends. The column depends on the most units
+        that any device sends.
 
-        All other devices share the remaining units evenly, none of them more than the widest device sends. The table
-        ends at twice the mean units of a device, or at the mean plus the units of the widest whole item if that is more
+        All other devices share the remaining units evenly, none of them more than the widest device sends. The matrices
+        end at twice the mean units of a device, or at the mean plus the units of the widest whole item if that is more
         (but at most at all units).
         """
         models, devices, shards = self._space.simulator.models, len(self._memory_bytes), self._shards

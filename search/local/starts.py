@@ -34,9 +34,9 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """A source of a first plan: it splits the tables into small shards in several ways (layouts), and takes the
-    cheapest of the resulting plans. For each layout, a greedy grid search places the shards on devices. The grid search
-    tries several limits on the columns per device.
+    """A source of a first plan: the cheapest of several plans with evenly split tables. For each plan, the tables are
+    split into shards in a different way (a layout). A greedy grid search places the shards of each layout on devices.
+    The grid search tries several limits on the columns that a device sends for each sample.
 
     If grid search places none of the layouts, the start is a plan that was packed by bytes alone.
 
@@ -55,9 +55,9 @@ class EvenLayouts:
     refined: bool = True
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the cheapest plan with evenly split tables, as an array (I, D): the width of each of I items (such as
-        tables) on each of D devices, in units of 4 columns. If none of these plans fits in memory, return a plan that
-        fits in memory but is made without regard to costs. Return None if no such plan is found either.
+        """Return the cheapest plan with evenly split tables. If no such plan fits in memory, return a plan that was
+        packed by bytes alone, whatever the plan costs. Return None if this packing fails as well. A plan is an array
+        (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
         """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
@@ -73,8 +73,8 @@ class EvenLayouts:
 
 
 def _shard_counts(space: CostedSpace) -> list[int]:
-    """Return the numbers of shards to try for plans in which every table has the same number of shards: powers of two,
-    up to the number of devices.
+    """Return the numbers of shards per table that `EvenLayouts` tries: 2, 4, 8, ... up to the number of devices.
+    Numbers that lead to more than 512 shards of all tables together are left out.
     """
     powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
@@ -96,9 +96,10 @@ class ExistingPlan:
 
 
 def even_splits(space: CostedSpace, most: float) -> IntArray:
-    """Split each item (such as a table) evenly into as few shards as possible, so that no shard takes more than the
-    fraction `most` of the mean work of a device. Return the S resulting shards, (S,), as row numbers in the table of
-    all possible shards.
+    """Split each item (such as a table) evenly into as few shards as possible, so that each shard takes at most the
+    share `most` of the mean work of a device. With most=0.25, for example, a shard takes at most a quarter of this
+    mean. Return the S resulting shards, (S,), as row numbers in the shard table `space.shards`, which has one row for
+    every possible shard.
 
     The share of a shard is the share of the compute cost or the share of the units sent, whichever is larger.
     Items that may not be split that far are split as far as allowed.
@@ -117,6 +118,6 @@ def even_splits(space: CostedSpace, most: float) -> IntArray:
 
 def equal_splits(shards: ShardTable, count: int) -> IntArray:
     """Split each item (such as a table) evenly into `count` shards, as far as the rules of the item allow. Return the S
-    resulting shards, (S,), as row numbers in the table `shards` of all possible shards.
+    resulting shards, (S,), as row numbers in the shard table `shards`, which has one row for every possible shard.
     """
     return evenly_split(shards, np.clip(count, shards.rules.min_shards, most_shards(shards)))

@@ -70,8 +70,9 @@ class SingleTableCosts(ModelChange):
     """
 
     def of(self, models: CostModels) -> CostModels:
-        """Return the cost models with another compute model. By this compute model, the compute cost of a device is the
-        sum of the costs that the device's tables have alone.
+        """Return the cost models with another compute model, which adds up single-table costs. The compute cost of a
+        device is the sum over the shards on the device. The summand of a shard is the predicted time of a kernel call
+        with only this shard.
         """
         return models.with_compute(KernelModels.one_by_one(models.compute))
 

@@ -70,10 +70,10 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Return the acceptance rule for plans that change the sharding types of tables. This rule is at least as
-        strict as `self`: the predicted gain may have to exceed a larger fraction of the error margins.
+        """Return the acceptance rule for plans that change the sharding types of tables. In this rule,
+        `margin_fraction` is at least `sharding_type_margin_fraction`, so that a plan may need a larger gain.
 
-        The fraction is at least `sharding_type_margin_fraction`. If the models predict whole steps, `self` is returned.
+        If the models predict whole steps, `self` is returned unchanged.
         """
         if models.of_whole_steps:
             return self
@@ -90,9 +90,9 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def may_accept(self, first: Cost, least_ms: float, task: Task, simulator: Simulator) -> bool:
-        """Return True if this rule may accept another plan in place of a first plan with the cost `first`. `least_ms`
-        is a lower bound of the expected costs of the other plans. If the result is False, a search for other plans is a
-        waste of time.
+        """Return True if this rule may accept a plan that is cheaper than the first plan. If not, a search for cheaper
+        plans is a waste of time. `first` is the cost of the first plan. `least_ms` is a lower bound of the expected
+        costs of all other plans.
 
         The margin of a cheaper plan is taken to be the same share of its cost as the first plan's margin is. If gains
         need not exceed margins, the result is True.
@@ -103,18 +103,18 @@ class Acceptance:
         return not fraction or judged.expected_ms - least_ms > fraction * margins_ms
 
     def _fraction(self, kind: "ModelKind", own: bool) -> float:
-        """Return the factor in the acceptance margin: a gain must exceed this factor times the sum of the error margins
-        of the two compared plans. The factor depends on the `kind` of the compute model. `own` is True if the cost
-        models have error margins of their own, and False if the error margins are assumed.
+        """Return the fraction of the error margins that the gain of a new plan must exceed. The error margins of the
+        first plan and the new plan are added up. `kind` is the kind of the compute model. `own` is True if the cost
+        models have error margins of their own, and False if any error margin is assumed.
         """
         of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
         return max(of_kind, 0.0 if own else self.assumed_margin_fraction)
 
     def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
-        """Return the reason to reject a plan with cost `after` in place of a plan with cost `before`; None if the gain
-        is large enough. The gain must exceed `fraction` of the sum of both error margins.
+        """Return the reason to reject a new plan, or None to accept the plan. `before` is the cost of the first plan,
+        and `after` is the cost of the new plan. The gain must exceed `fraction` of the sum of both error margins.
 
-        A `single` model's gain of all devices together does not count.
+        If `single` is True, the gain in the mean compute time of all devices does not count.
         """
         if after.outside_training_range > before.outside_training_range:
             return Rejection.OUTSIDE_TRAINING_RANGE
@@ -126,7 +126,8 @@ class Acceptance:
 
 
 class ModelKind(Enum):
-    """The kinds of compute models. The margin that a search requires of a gain depends on the kind.
+    """The kinds of compute models. A search accepts a new plan if the predicted gain exceeds a margin, and this margin
+    depends on the kind.
 
     Attributes:
         SINGLE: one model that was fitted to measurements.
@@ -141,7 +142,7 @@ class ModelKind(Enum):
     @classmethod
     def of(cls, cost: Cost, task: Task, simulator: Simulator) -> "ModelKind":
         """Return the kind of the simulator's compute model: a single fitted model, an ensemble, or formulas. `cost` is
-        the cost of a plan of the task, and shows if the cost models have error margins of their own.
+        the predicted cost of any plan of the task. Formulas count as a fitted model if this cost has error margins.
         """
         compute = simulator.models.compute
         if compute.spread_ms(LoadSets.alone(task.loads)).any():
@@ -219,9 +220,11 @@ def likeliest(costs: Sequence[Cost]) -> int:
 
 
 def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
-    """Return a message that the search rejected a cheaper plan: `rejected` has a lower predicted cost than `plan`, the
-    plan that the search found. Return None if `rejected` is None or breaks limits, or if the predicted cost of
-    `rejected` is less than 1% lower.
+    """Return a message that the search rejected a cheaper plan, and why. `plan` is the plan that the search found, and
+    `rejected` is the cheaper plan. Return None if no message is needed.
+
+    No message is needed in three cases: `rejected` is None; `rejected` breaks constraints or memory limits; or the
+    predicted cost of `rejected` is less than 1% below the predicted cost of `plan`.
 
     Both are plans of the same task. The compared costs are the costs of all tables of the task.
     """

@@ -97,8 +97,9 @@ class Greedy(Searcher):
         return _widths(space, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
     def first_widths(self, space: SearchSpace) -> IntArray | None:
-        """Return the greedy plan as a first plan for local search: the width of each of I items (such as tables) on
-        each of D devices, in units of 4 columns, (I, D). Return None if a table fits on no device.
+        """Return the greedy plan, from which local search can start, or None if a table fits on no device. The plan is
+        an array of widths (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+        columns.
 
         The greedy plan has no caps on columns. Caps hinder the published search if one table is hot and devices are
         few.
@@ -151,8 +152,8 @@ def _space(task: Task) -> SearchSpace:
 
 
 class _Shard(NamedTuple):
-    """A shard of an item (such as a table). The shard has `width` units of 4 columns, and was made by halving the item
-    `halvings` times.
+    """A shard of an item (such as a table): the index of the item, the width of the shard in units of 4 columns, and
+    the number of successive halvings that made the shard; 0 if the shard was not made by halving.
     """
 
     item: int
@@ -167,9 +168,9 @@ def _widths(
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place all items (such as tables) on devices, and return the width of each of I items on each of D devices,
-    (I, D), in units of 4 columns. Each item is first split into the fewest shards that constraints and kernels allow.
-    A shard is halved only if no device has room for the whole shard.
+    """Place all items (such as tables) on devices, and return the widths (I, D): the width of each of I items on each
+    of D devices, in units of 4 columns. At first, each item has as few shards as constraints and kernels allow. Later,
+    a shard is halved only if no device has room for the whole shard.
 
     Items that may be on the fewest devices are placed first, then items in ascending order of rank. The function
     `ranks` returns the rank of each shard. The function `choose` picks the device of a shard among the devices that

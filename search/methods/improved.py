@@ -56,8 +56,9 @@ class ImprovedSearch(Searcher):
 
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Make first plans by several methods, improve the first plans by local search, and return the best plan that
-        the search accepts. The result also has the cheaper plan that the search rejected, if there is one. The accepted
-        plan is never predicted to cost more than the plan of the first method.
+        the search accepts. If the search made another plan with a lower predicted cost, the result also has the plan
+        with the lowest predicted cost, as `rejected`. The accepted plan is never predicted to cost more than the plan
+        of the first method.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -66,16 +67,17 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan for a task in which some tables are already placed. The row-wise and data-parallel tables keep
-        the placements in `fixed`, and all other tables are placed column-wise.
+        """Find a plan for `fixed.task`, in which the row-wise and data-parallel tables are already placed. These tables
+        keep the placements in `fixed`. All other tables of the task are placed column-wise.
         """
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Find a plan for `task`, which is `fixed.task` or a copy of `fixed.task` with further constraints.
-            For example, the constraints of a copy assign the tables in host memory to hosts.
+            """Find a plan for `task` with the placements in `fixed`. The task is `fixed.task`, or a copy of
+            `fixed.task` with further constraints. For example, the further constraints assign the tables in host memory
+            to hosts.
             """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
@@ -98,9 +100,10 @@ class ImprovedSearch(Searcher):
         return Found(space.plan(every[chosen]), rejected=other)
 
     def _may_improve(self, widths: IntArray, space: CostedSpace) -> bool:
-        """Return True if the search may accept another plan in place of the given plan. The result is False only if the
-        search would reject even a plan that shares the work evenly between devices. The given plan is `widths` (I, D):
-        the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        """Return True if the search may accept another plan in place of the given plan. In the best case, the other
+        plan shares the work evenly between devices. The result is False only if the search would reject even such a
+        plan. The given plan is `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in
+        units of 4 columns.
 
         By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
         of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles, and
@@ -135,8 +138,8 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.widths, 1, space)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Return `plan` and other plans to measure on hardware: results of local searches, first plans, and
-        perturbations of the best result.
+        """Return at most `count` plans to measure on hardware. The first is `plan`. The others are the first plans of
+        the search, results of local search from these first plans, and random variations of one such result.
 
         The local searches from the same first plan have different seeds.
         """
@@ -150,9 +153,10 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve the first plans by local search, and yield the improved plans. The search goes through all first
-        plans `times` times, the cheapest plan first, and takes different random steps each time. A first plan is an
-        array (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        """Improve each of the first plans by local search in several rounds, and yield the improved plans. Each of the
+        `times` rounds improves all first plans, the cheapest first plan first, with other random steps than the other
+        rounds. A first plan is an array (I, D): the width of each of I items (such as tables) on each of D devices, in
+        units of 4 columns.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
@@ -160,9 +164,10 @@ class ImprovedSearch(Searcher):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Yield `count` variations of a plan, the cheapest first. The plan is improved by local search. Each variation
-        starts from the improved plan, takes random steps, and is improved by local search again. The plan is given as
-        `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        """Improve a plan by local search, and yield `count` variations of the improved plan, the cheapest variation
+        first. Each variation is made from the improved plan by random steps and then by another local search. The plan
+        is given as `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
+        columns.
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
@@ -170,10 +175,10 @@ class ImprovedSearch(Searcher):
         yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Improve a plan by local search. Return two values: the `LocalSearch` object, with which a caller can search
-        further, and the improved plan. Calls with different values of `number` take different random steps. The plan is
-        given as `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
-        columns.
+        """Improve a plan by local search, and return two values: the `LocalSearch` object and the improved plan. With
+        the object, a caller can make variations of the improved plan. The plan is given as `widths` (I, D): the width
+        of each of I items (such as tables) on each of D devices, in units of 4 columns. Calls with different values of
+        `number` take different random steps.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
@@ -212,8 +217,8 @@ def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
-    """Return at most `count` plans: `plan`, then the first plan of each group, then the second plan
-    of each group, and so on.
+    """Return at most `count` plans: `plan`, followed by plans from each group in turn. The order is `plan`, the first
+    plan of each group, the second plan of each group, and so on.
 
     No two plans in the list are alike. Plans that break the limits of their task are left out, as are plans whose
     predicted cost exceeds the cost of `plan` by more than both margins together.

@@ -152,8 +152,8 @@ class NeuroShard(Searcher):
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the best plan that the search accepts. The result also has the plan with a lower predicted cost that
-        the search rejected, if there is one.
+        """Return the best plan that the search accepts for the task. If the search rejected a plan with a lower
+        predicted cost, the result also has that plan (`Found.rejected`).
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
@@ -194,8 +194,8 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search for plans with many choices of sharding types, and return up to three plans. A choice has one sharding
-        type for each table. There are three groups of choices, and each returned plan is the best plan of one group:
+        """Return up to three plans: the best plan of each of three groups of choices. A choice gives each table one
+        sharding type, and the search looks for a plan with each choice. The groups are:
         - first choices, in which every table is column-wise if possible;
         - other promising choices;
         - choices for variants of the task, in which further rules split some tables into more than two equal parts.
@@ -230,9 +230,9 @@ class NeuroShard(Searcher):
         return [self._with_improved_tiers(last, simulator)]
 
     def _may_pay(self, options: OptionTable, best: Sequence[Found]) -> bool:
-        """Return True if a search for plans with the sharding types in `options` may find a plan that is accepted in
-        place of the plan `best[0]`. The result is False only if the search would keep `best[0]` even if another plan
-        cost only `options.least_ms`, the lowest estimated cost.
+        """Return True if a search with the sharding types in `options` may find a plan that replaces `best[0]`. Return
+        False only if even a plan with the lowest estimated cost, `options.least_ms`, would not be accepted in place of
+        `best[0]`.
 
         If plans may cost less than the estimates, the result is always True: for instance if tables may move to host
         memory, or if rows may move to one host.
@@ -276,15 +276,15 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return option tables for several tasks: one for each task, and more for variants of each task that does not
-        fit easily in device memory. An `OptionTable` has the sharding types that each embedding table of a task may
-        have, with estimated costs. A variant is a task with further rules, such as rules that put some embedding tables
-        into host memory.
+        """Return option tables for several tasks and for variants of these tasks. An `OptionTable` has the sharding
+        types that each embedding table of a task may have, with estimated costs. A variant is a task with further
+        rules, such as rules that put some embedding tables into host memory.
 
-        There are variants only if hosts have memory for tables, and if the cost models know the costs of host memory.
+        A task has variants only if the task does not fit easily in device memory, if hosts have memory for tables, and
+        if the cost models know the costs of host memory.
 
-        Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
-        errors are appended to `errors`.
+        `tasks` has pairs (task, asked): option tables are for `task` and its variants, and plans are made for `asked`.
+        Tasks that cannot fit in memory are left out, and their errors are appended to `errors`.
         """
         tables = list[OptionTable]()
         for task, asked in tasks:
@@ -308,9 +308,9 @@ class NeuroShard(Searcher):
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the first choices of the most promising option tables. An option table has the sharding types that
-        each embedding table may have in one variant of the task. The first choice of an option table gives each
-        embedding table one of these types: column-wise if possible.
+        """Return the first choices of the most promising option tables. A choice gives each embedding table one
+        sharding type. In the first choice, this type is column-wise if possible. Each option table is for one variant
+        of the task.
 
         The most promising option tables are the option tables whose first choices have the cheapest quick plans or the
         lowest estimates. If there is only one option table, it is used without a quick plan.
@@ -323,8 +323,8 @@ class NeuroShard(Searcher):
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
         """Return the most promising choices of sharding types from all given option tables, the best choice first. A
-        choice has one sharding type for each embedding table. Choices are ranked by the sum of two costs: the cost of a
-        plan that a fast method makes, and a cost that is estimated before any table is placed.
+        choice gives each embedding table one sharding type. The best choice has the lowest sum of two costs: the cost
+        of a plan that a fast method makes, and a cost that is estimated before any table is placed.
 
         An option table has the sharding types that the embedding tables may have in one variant of the task.
         """
@@ -333,8 +333,8 @@ class NeuroShard(Searcher):
     def _plans(
         self, choices: Iterable[Choice], columns: ImprovedSearch, errors: list[InfeasibleError]
     ) -> Iterator[Found]:
-        """Yield a plan for each choice of sharding types, in which the search `columns` places the column-wise tables.
-        If a choice does not fit in memory, the error is appended to `errors` instead.
+        """Yield one plan for each choice of sharding types. The search `columns` places the column-wise tables of the
+        plan. If no plan is found for a choice, the error is appended to `errors` instead.
         """
         for choice in choices:
             options = choice.options
@@ -347,9 +347,11 @@ class NeuroShard(Searcher):
                 yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Return a mask (T, F): True if a table may have a sharding type, for each of T tables and each of F families
-        of sharding types. If a device has no free memory, tables that may be column-wise must be column-wise, because
-        all other types need memory on every device.
+        """Return a mask (T, F) of the sharding types that each of T tables may have. An entry is True if the table may
+        have a type of one of F families (column-wise, row-wise, data-parallel).
+
+        If a device has no free memory, tables that may be column-wise must be column-wise, because all other types need
+        memory on every device.
 
         Raises:
             UserError: a table may have no sharding type that the search and the models know.
@@ -362,9 +364,9 @@ class NeuroShard(Searcher):
         return allowed
 
     def _best(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the cheapest of several plans. If some plans have tables in host memory, the search also changes the
-        tiers (device memory, cached host memory or host memory) of the tables in the cheapest of these plans. The
-        changed plan is then one more plan to choose from.
+        """Return the cheapest of the plans in `found` and one improved plan. The improved plan is made only if some
+        plans have tables in host memory. The search then takes the cheapest of these plans, and improves the memory
+        tiers of the tables (device memory, cached host memory or host memory).
         """
         on_hosts = [one for one in found if _uses_hosts(one.plan)]
         improved = [self._with_improved_tiers(self._cheapest(on_hosts, simulator), simulator)] if on_hosts else []
@@ -402,9 +404,9 @@ class NeuroShard(Searcher):
         return self.column_search.found(fixed, simulator).of(plan.task)
 
     def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
-        """Move row-wise tables of a plan from all devices to the devices of one host; the host may differ from table to
-        table. Return the new plan if the search accepts the gain. Return the given plan if the search does not accept
-        the gain, or if `sharding_types` allows no such move.
+        """Return the plan with row-wise tables moved from all devices to the devices of one host, if the search accepts
+        this change. The host may differ from table to table. Return the given plan if the search rejects the change, if
+        no move lowers the predicted cost, or if the setting `sharding_types` allows no such move.
         """
         if not self._tries_hosts:
             return found
@@ -486,8 +488,8 @@ class NeuroShard(Searcher):
 
 
 def _sharding(plan: Plan) -> list[tuple[Form, int]]:
-    """Return the sharding type and the number of shards of each table, to compare two plans. Column-wise tables count
-    as 0 shards, so the results are equal for plans that differ only in column-wise shards.
+    """Return a pair for each table of a plan: the family of sharding types, and the number of shards. For column-wise
+    tables the number is always 0, so the pairs are equal for two plans that differ only in column-wise shards.
     """
     each = zip(plan.layouts, plan.by_table, strict=True)
     return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
@@ -525,9 +527,9 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error to raise if the search found no plan: an error about memory if memory is the known reason, and
-    otherwise `error`. The option table `given` has the task, and the sharding types that each table of the task may
-    have.
+    """Return the error to raise if the search found no plan. If the search knows that memory is the reason, the error
+    is about memory; otherwise, return the argument `error`. The option table `given` has the task, and the sharding
+    types that each table of the task may have.
     """
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):

@@ -1,5 +1,6 @@
-"""The published NeuroShard search as a searcher: it translates a task into arrays, and the
-placed shards into a plan.
+"""The search of the NeuroShard paper, as a searcher that finds a plan for a task.
+
+The search works on arrays: the task is translated into arrays, and the placed shards are translated into a plan.
 """
 
 from dataclasses import dataclass, field

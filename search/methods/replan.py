@@ -141,9 +141,11 @@ class Replan(Searcher):
         return self._placed_around_carried(before, carried_over(before, task), simulator)
 
     def _placed_around_carried(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Return a plan in which the shards that are carried over from the previous plan stay on their devices, and a
-        search places all other shards. If the search finds no plan, further attempts keep fewer shards in place, and
-        the last attempt plans all tables from nothing.
+        """Return a plan in which shards of the previous plan stay on their devices, and a search places all other
+        shards. `carried` has the shards that can stay.
+
+        If the search finds no plan, the next attempts keep fewer of the column shards on their devices. The last
+        attempt keeps no shard, and plans all tables from nothing.
         """
         refused: UserError | None = None
         for share in _HELD:
@@ -162,8 +164,8 @@ class Replan(Searcher):
         return Found(plan, _from_nothing(refused))
 
     def _left(self, needed: int) -> int | None:
-        """Return the bytes that may be moved in addition to `needed` bytes, which must be moved in any case. Return
-        None if there is no limit.
+        """Return the number of bytes that may still be moved after the required moves, or None if there is no limit.
+        The required moves, such as moves away from a removed device, take `needed` bytes.
         """
         most = self.max_moved_bytes
         if most is None:
@@ -208,9 +210,10 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield up to two plans that differ from the plan `start` in the sharding types of some tables. The changes
-        move at most `most` bytes between devices in a first plan, and at most half as many in a second plan. If `most`
-        is None, there is at most one plan, which may move any number of bytes.
+        """Yield up to two changed copies of the plan `start`, in which some tables have other sharding types. For one
+        copy, the change moves at most `most` bytes between devices, and for the other copy at most half as many.
+
+        If `most` is None, at most one copy is yielded, and the change may move any number of bytes.
         """
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
@@ -223,8 +226,9 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Move column-wise shards of the plan `first` to lower the predicted cost, and return the new plan. At most
-        `most` bytes move between devices in total, counted from the plan `start`.
+        """Move column-wise shards of the plan `first` between devices, and return the new plan if the new plan has a
+        lower predicted cost than `first`. Otherwise, return `first`. At most `most` bytes move between devices from the
+        plan `start` to the returned plan; None sets no limit.
         """
         kept = kept_on_hosts(first)
         fixed = FixedLoad.of_plan(kept, simulator.compute_for(kept.task))
@@ -256,8 +260,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _from_nothing(refused: UserError | None) -> Message:
-    """Return the warning that all tables were planned from nothing, because the previous plan could not be kept.
-    `refused` is the error that made it impossible to keep the previous plan, or None.
+    """Return a warning for the user: the previous plan could not be kept, so the search planned all tables from
+    nothing. `refused` is the error that prevented keeping the previous plan. If `refused` is None, the warning gives no
+    reason.
     """
     reason = "" if refused is None else f": {refused.changed(remedy='')}"
     remedy = "" if refused is None else refused.message.remedy

@@ -81,8 +81,8 @@ def torchrec_default(task: Task, simulator: Simulator) -> Plan:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress the planner's warnings inside a `with` block, such as advice about memory for dense tensors,
-    which a task does not have.
+    """Suppress useless warnings of TorchRec's planner inside a `with` block. For example, the planner gives advice
+    about the memory for dense tensors, but a task has no dense tensors.
     """
     from neuroshard.torchrec.delegated import without_data_parallel_remarks
 

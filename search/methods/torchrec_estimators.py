@@ -88,8 +88,8 @@ class SimulatorShardEstimator(ShardEstimator):
 
 
 def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
-    """Return two numbers: the ms per column of a forward exchange, and the ms per column of a backward exchange. In
-    both exchanges, every device sends `columns` columns for each sample.
+    """Return the time of a forward exchange and the time of a backward exchange, both in ms per column. In both
+    exchanges, every device sends `columns` columns for each sample.
     """
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
@@ -119,23 +119,25 @@ class TaskStorageEstimator(ShardEstimator):
 
     def _device_bytes(self, loads: Loads) -> list[int]:
         """Return the bytes of device memory that each of n shards takes, as a list. `loads` has the loads of the n
-        shards. If a shard is cached, the rows of the cache have the width of the shard.
+        shards. If a shard is cached, the rows of the cache are as wide as the shard, although FBGEMM's cache may be
+        wider.
         """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes
 
 
 class WidestCacheStorageEstimator(TaskStorageEstimator):
-    """Estimates the bytes of each shard as if each cache were as wide as the widest cached table that could use the
-    same cache. In FBGEMM, all cached tables of a kernel call use one cache.
+    """Estimates the bytes of each shard, with cache rows as wide as the widest shard that could use the same cache. In
+    FBGEMM, all cached tables of a kernel call use one cache, and the rows of this cache are as wide as the widest of
+    these tables.
 
     A plan never takes more bytes.
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
         """Return the bytes of device memory that each of n shards takes, as a list. `loads` has the loads of the n
-        shards. If a shard is cached, the rows of the cache have the width of the widest shard that could use the same
-        cache, if all n shards were on one device.
+        shards. Caches count as if all n shards were on one device, where cached shards of the same kernel use one
+        cache. The rows of such a cache are as wide as the widest of the shards that use the cache.
         """
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -67,7 +67,7 @@ class TorchRecSearch(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """False: this searcher runs TorchRec's planner for pooled tables only."""
+        """Always False, because this searcher runs TorchRec's planner for pooled tables only."""
         return False
 
     @within_hosts
@@ -124,9 +124,9 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plans that TorchRec's planner finds, up to one for each combination of settings. The array
-    `allowed` (T, F) is True if a table may have a sharding type, for each of T tables and each of F families of
-    sharding types.
+    """Yield the plans that TorchRec's planner finds, up to one for each combination of settings. The mask `allowed`, of
+    shape (T, F), is for T tables and F families of sharding types, such as row-wise. An entry is True if the table may
+    have a sharding type of the family.
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """
@@ -215,8 +215,9 @@ def _planner(
 
 
 def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any) -> tuple[Any, Any]:
-    """Return two objects for TorchRec's planner: the estimator that sets the `perf` of every shard, and the
-    model that rates whole plans.
+    """Return the two objects with which TorchRec's planner estimates costs: the estimator that sets the `perf` of every
+    shard, and the performance model that rates whole plans. If `estimates` is "simulator", both use NeuroShard's cost
+    models. Otherwise, both are TorchRec's own.
     """
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
@@ -231,8 +232,11 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Return the constraints on one table, given by its index, for TorchRec's planner. `forms` (F,) is True for the
-    families of sharding types that the table may have.
+    """Return TorchRec's `ParameterConstraints` for the table with the index `index`. The mask `forms` (F,) says which
+    of F families of sharding types (such as row-wise) the table may have. `types` has the names of the sharding types
+    that the searcher may use. `factor` is the number of column shards into which the table may be split.
+
+    FBGEMM may need more than `factor` shards for a wide table, because it limits the width of a shard.
 
     A cache, if there is one, has room for the fraction `share` of the rows.
     """

@@ -36,9 +36,10 @@ class TypeChoices:
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return, per choice, the maximum of each of Q values over the tables with the sharding type `form`, (B, Q).
-        `numbers` (T, Q) has Q nonnegative values for each of T tables. For example, the values can be the bytes of the
-        table's largest shard for Q ways to split the table. If no table has this sharding type, the maximum is 0.
+        """Return the maximum of each column of `numbers` (T, Q) over the tables with the sharding type `form`, for each
+        of B choices, (B, Q). The row of a table in `numbers` has Q nonnegative values, such as the bytes of the table's
+        largest shard for each of Q ways to split the table. If a choice has no table with this sharding type, the
+        maxima of the choice are 0.
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -77,8 +78,9 @@ class ChangedChoices:
         return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Return a number for each of B choices, (B,): 1 if the choice has one more table with the sharding type `form`
-        than the choice `before`, -1 if the choice has one table fewer, and 0 otherwise.
+        """Return how many more tables with the sharding type `form` each of B choices has than the choice `before`,
+        (B,). The number is 1 if the changed table gets this sharding type, -1 if the changed table loses this sharding
+        type, and 0 otherwise.
         """
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
@@ -94,9 +96,10 @@ class ChangedChoices:
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return, per choice, the maximum of each of Q values over the tables with the sharding type `form`, (B, Q).
-        `numbers` (T, Q) has Q nonnegative values for each of T tables. For example, the values can be the bytes of the
-        table's largest shard for Q ways to split the table. If no table has this sharding type, the maximum is 0.
+        """Return the maximum of each column of `numbers` (T, Q) over the tables with the sharding type `form`, for each
+        of B choices, (B, Q). The row of a table in `numbers` has Q nonnegative values, such as the bytes of the table's
+        largest shard for each of Q ways to split the table. If a choice has no table with this sharding type, the
+        maxima of the choice are 0.
         """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
@@ -113,9 +116,9 @@ Choices = TypeChoices | ChangedChoices
 
 
 def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
-    """For each of B choices of sharding types, return the sum of a value over all tables, (B, ...).
-    `numbers` (T, F, ...) has the value, a number or an array, of each of T tables under each of F sharding types. For
-    example, if the value is the bytes that a device receives for a table, the result is the bytes for all tables.
+    """For each of B choices of sharding types, return the sum of a value over all T tables, (B, ...).
+    `numbers` (T, F, ...) has the value of each table with each of F sharding types. A value is a number or an array.
+    For example, if the value is the bytes that a device receives for a table, the sum is the bytes for all tables.
     """
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
@@ -153,8 +156,9 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
 
 
 def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Return every allowed change of one table's sharding type, the most promising change first, with the cost in ms
-    after each change alone. `types` (T,) is the choice to change: the sharding type of each of T tables.
+    """Return all n allowed changes of one table's sharding type, the most promising change first, as two arrays.
+    The first array (n, 2) has the table and the new sharding type of each change. The second array (n,) has the cost in
+    ms if only this change is made. `types` (T,) has the present sharding type of each of T tables.
     """
     return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
 
@@ -168,9 +172,10 @@ def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Return the result of the best step from the choice `types` (T,) of sharding types: the cost in ms, and the new
-    choice (T,). A step makes one of the `ranked` changes of a table's sharding type, or several of these changes
-    together. Return None if no step leads to a cost below `lowest_ms`.
+    """Find the step from the choice `types` (T,) of sharding types that leads to the lowest cost. Return this cost in
+    ms, and the choice after the step, (T,). Return None if no step leads to a cost below `lowest_ms`.
+    A step changes the sharding type of one table, or of several tables at once. `ranked` has the changes to try, and
+    the cost after each change alone.
     """
     changes, alone_ms = ranked
     if not len(changes):
@@ -187,12 +192,12 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield choices of sharding types that differ from the choice `types` (T,) by several changes at once.
-    `changes` (n, 2) has changes of a table's sharding type, the most promising change first. The first yielded array
-    (m, T) has m choices, which apply the first 2, 3, 4, 6, 8, ... of the changes. Then an array for each sharding type
-    follows, which applies only the changes to this sharding type.
+    """Yield arrays (m, T) of m choices of sharding types, which apply several changes to the choice `types` (T,).
+    Each row of `changes` (n, 2) has a table and the new sharding type of the table, the most promising change first.
+    The m choices of an array apply the first 2, 3, 4, 6, 8, ... changes of a list, and finally all changes of the list.
 
-    If a list of changes has several changes of a table, only the first of these changes is applied.
+    For the first array, the list has all changes. For each further array, the list has only the changes to one sharding
+    type. If a list has several changes of a table, only the first of these changes is applied.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

@@ -29,8 +29,8 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield pairs of tasks with new rules, which split tables into more equal parts. The search finds a plan for the
-    first task of a pair, and the plan is then converted to a plan of the second task.
+    """Yield variants of a task, in which new rules split tables into more equal parts. Each variant is a pair of tasks.
+    The search finds a plan for the first task of the pair, and the plan is then converted to a plan of the second task.
 
     Both tasks of a pair have the same new rules. In addition, the first task may have rules that the second task lacks,
     such as rules on tiers. The pairs are made from the task of the choice with the cheapest quick plan. If no quick
@@ -53,8 +53,8 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Return the bytes of a table as a fraction of the smallest device's memory. A part of a table is given as a
-        narrower table.
+        """Return the bytes of a table as a fraction of the smallest device's memory. To get the fraction of a part of a
+        table, pass a table that has only the columns of the part.
         """
         return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
 
@@ -74,8 +74,9 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Return the cost of a table that is alone on a device, as a fraction of the mean cost of a device in the plan.
-        A part of a table is given as a narrower table.
+        """Return the cost of a table as a fraction of the mean cost of a device in the plan. The cost is the kernel
+        time of the table alone on a device, and its share of the exchanges. To get the fraction of a part of a table,
+        pass a table that has only the columns of the part.
         """
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
         compute_ms = float(simulator.models.compute.predict(alone)[0])
@@ -85,13 +86,15 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield several sets of rules that split large tables into equal parts, one set for each of several limits. With
-    the limit 0.25, for example, a part takes at most 25% of a device's memory, or of the mean cost of a device.
+    """Yield several sets of rules that split large tables into equal parts. Each set has a different limit on the size
+    of a part. With the limit 0.25, for example, a part takes at most 25% of a device's memory, or of the mean cost of a
+    device.
 
-    `share_of` computes this share of a part from the part as a table with fewer columns. `left` has the names of tables
-    that get no rule. A table also gets no rule if constraints bind the table to other tables or to devices, if two
-    parts are enough, if the shards of the table may differ in width, or if it is a sequence table. Parts may exceed the
-    limit if the table cannot be split into more parts. Equal sets are yielded once.
+    `share_of` returns the fraction of the memory or cost that a part takes, given the part as a table with fewer
+    columns. `left` has the names of tables that get no rule. A table also gets no rule if constraints bind the table to
+    other tables or to devices, if two parts are enough, if the shards of the table may differ in width, or if it is a
+    sequence table. Parts may exceed the limit if the table cannot be split into more parts. Equal sets are yielded
+    once.
     """
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
@@ -105,12 +108,13 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return a rule that splits a table into more than two equal parts. The rule has the smallest allowed number of
-    parts with which each part takes at most the fraction `share` of a device's memory or cost. `share_of` returns the
-    fraction that a part takes.
+    """Return a rule that splits the table with the index `index` into at least three equal parts. Each part takes at
+    most the fraction `share` of a device's memory or cost. The number of parts is the smallest that makes the parts
+    small enough and that the constraints allow.
 
-    If no allowed number of parts is enough, return the rule with the largest allowed number. Return None if two parts
-    are enough, if more than two parts are not allowed, or if the shards of the table may differ in width.
+    `share_of` returns the fraction that a part takes, given the part as a table with fewer columns. If no allowed
+    number of parts is enough, return the rule with the largest allowed number. Return None if two parts are enough, if
+    more than two parts are not allowed, or if the shards of the table may differ in width.
     """
     table, devices = task.tables[index], task.topology.num_devices
     if not task.limits[index].equal_widths or share_of(_piece(table, 2)) <= share:
@@ -133,7 +137,7 @@ def _piece(table: Table, parts: int) -> Table:
 
 
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
-    """Return True if `rule` does not contradict the constraints that the task already has for the table."""
+    """Return True if `rule` can be added to the constraints that the task has for the table without a contradiction."""
     try:
         task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices, len(task.topology.domains))
     except UserError:

@@ -62,9 +62,9 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Return the costs of each of `num_tables` tables for each way to split tables into shards. Tables in the
-        search space `space` have the costs of their shards, and all other tables have zeros. `numbers` is the length of
-        the vectors by which the compute model describes shards.
+        """Return the costs of each of `num_tables` tables for each way to split the table into shards. The costs come
+        from the shards in the search space `space`; all costs are 0 for tables that are not in `space`. `numbers` is
+        the number of elements of the vector by which the compute model describes a shard.
 
         Tables that are kept together count as the first table of the group.
         """
@@ -88,9 +88,10 @@ class ColumnSplits:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedTables:
-    """The tables that may be on all devices with one sharding type (row-wise or data-parallel) and that share one
-    kernel call. For each table, the class has the vector from which the compute model predicts the time of the call,
-    the bytes that a device sends, and the bytes of memory on one device.
+    """All tables that may be in one kernel call with one sharding type, either row-wise or data-parallel. Each device
+    makes this call: for a block of rows of each table if the type is row-wise, or for a copy of each table if the type
+    is data-parallel. The class has three values for each table: the vector by which the compute model describes the
+    table, the bytes that a device sends, and the bytes of memory on one device.
 
     Devices are alike, so the costs of one device stand for all.
 
@@ -118,8 +119,9 @@ class ReplicatedTables:
     def of(
         cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
     ) -> "ReplicatedTables":
-        """Return the `ReplicatedTables` of the kernel call `call`, with the vector, the sent bytes and the bytes of
-        memory of each of T tables. These values are 0 for the tables that cannot be part of the call.
+        """Return the `ReplicatedTables` of the kernel call `call`. For each of T tables, the result has the vector by
+        which the compute model describes the table, the bytes that a device sends, and the bytes of memory on one
+        device. These values are 0 for tables that cannot be part of the call.
 
         The mask `called` (T,) is True for tables that make the call if they have the sharding type of the call. The
         mask `allowed` (T, F) is True if a table may have a sharding type, for each of F families of sharding types.
@@ -149,9 +151,9 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return t loads, one for each table in `tables` (t,): the work for the table on the device that has the most
-    lookups in the table. The sharding type `layout` spreads the rows or the samples of each table over all devices. A
-    load has numbers such as rows, columns and lookups, from which the cost models predict times.
+    """Return the load of each of the t tables `tables` (t,) on the device that has the most lookups in the table. A
+    load is the work of a table for the kernels of one device, as numbers such as rows, columns and lookups. The
+    sharding type `layout` divides the rows of each table (row-wise) or the samples (data-parallel) between all devices.
 
     For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -210,10 +212,11 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each.
-        The first estimate considers that one column-wise shard can be more work than an even share: the compute time is
-        at least the time of the most expensive shard, and a device sends at least the columns of the widest shard. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays with the shape (B,).
+        The second estimate assumes that every device has an equal share of the work of the column-wise tables. The
+        first estimate also takes into account that single shards may be larger than an equal share: the compute time is
+        at least the time of the most expensive column-wise shard, and a device sends at least the columns of the widest
+        shard.
 
         Costs are infinite if memory does not suffice.
         """
@@ -248,10 +251,11 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each.
-        The first estimate considers that one column-wise shard can be more work than an even share: the compute time is
-        at least the time of the most expensive shard, and a device sends at least the columns of the widest shard. The
-        second estimate assumes that all devices share the work of the column-wise tables evenly.
+        """Return two estimated costs in ms for each of B choices of sharding types, as two arrays with the shape (B,).
+        The second estimate assumes that every device has an equal share of the work of the column-wise tables. The
+        first estimate also takes into account that single shards may be larger than an equal share: the compute time is
+        at least the time of the most expensive column-wise shard, and a device sends at least the columns of the widest
+        shard.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -296,9 +300,10 @@ class CostEstimates:
 
 
 class StepInputs(NamedTuple):
-    """The work of one device for each table with each sharding type: the kernel, the amounts of work (such as lookups)
-    and the input bytes. From this work, the parts of a step other than compute and communication are predicted. All
-    devices are assumed to be alike.
+    """The work of one device for each of T tables, for each sharding type that the table may have. The work has three
+    parts: the kernel that the device calls, amounts such as the number of lookups, and the bytes of indices and lengths
+    that the device receives. Cost models use the work to predict the parts of a step other than compute and
+    communication. All devices are assumed to have the same work.
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
@@ -314,8 +319,10 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[ReplicatedTables]) -> "StepInputs":
-        """Return the work of one device for each table with each sharding type: the kernel, the amounts of work (such
-        as lookups) and the input bytes. For a column-wise table, a device has an even share of the work.
+        """Return the work of one device for each table, for each sharding type that the table may have. The work has
+        three parts: the kernel that the device calls, amounts such as the number of lookups, and the bytes of indices
+        and lengths that the device receives. If a table is column-wise, each device is assumed to have an equal share
+        of the amounts and bytes.
         """
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
@@ -332,10 +339,10 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return the work of one device for each of B choices of sharding types, as three arrays:
-        (B, K) has the number of kernels of each of K types of kernel call;
-        (B, C) has C amounts of work, such as the number of lookups;
-        (B,) has the bytes of indices and lengths that the device receives.
+        """Return the number of kernels, the amounts of work and the received bytes of one device, for each of B choices
+        of sharding types. The numbers of kernels have the shape (B, K), for K types of kernel call. The amounts have
+        the shape (B, C), for C kinds of work such as lookups. The received bytes (B,) are the bytes of indices and
+        lengths that the device receives.
 
         If no part of a step depends on the amounts or on the received bytes, all values in all arrays are 0.
         """
@@ -374,9 +381,9 @@ def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return a mask (B, Q) for B choices of sharding types and Q ways to split the column-wise tables. The mask is
-    False for a way that cannot give the cheapest plan. For such a way, `cost_ms` is infinite, or another way has a
-    `cost_ms` and a number of sent `columns` that are both at most as high.
+    """Return which ways to split the column-wise tables can give the cheapest plan, as a mask (B, Q) for B choices of
+    sharding types and Q ways to split. The mask is False for a way if the `cost_ms` of the way is infinite, or if there
+    is another way that is no worse: neither the `cost_ms` nor the number of sent `columns` is higher.
 
     Of equal ways, only the first is True.
     """

@@ -51,10 +51,10 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
 
 @dataclass(frozen=True, eq=False)
 class LeastBytes:
-    """The fewest bytes of device memory, of host memory, and of both memories together that each of T tables takes,
-    (T,) each. The bytes of a table are summed over all devices and hosts.
+    """The fewest bytes that each of T tables can take: of device memory, of host memory, and of both memories together.
+    The bytes of each table are summed over all devices and hosts.
 
-    The three minima of a table may come from different sharding types and tiers.
+    Each attribute is an array, (T,). The three minima of a table may come from different sharding types and tiers.
 
     Attributes:
         device_bytes: of the devices' memory.
@@ -68,8 +68,8 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Return the fewest bytes that each table takes with any sharding type that the table may have, and with any of
-        the tier assignments in `tiers`. Each entry of `tiers` has one tier assignment for each of T tables.
+        """Return the fewest bytes that each of T tables can take. The minimum is over all sharding types that the table
+        may have, and over all lists in `tiers`. Each list in `tiers` has one tier assignment for each table.
 
         Only kernel `calls` count; a table without any of these calls counts 0.
         """
@@ -98,8 +98,9 @@ class LeastBytes:
 
 
 def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
-    """Return three lists, each with a tier assignment for every table: all tables in device memory, all tables cached
-    with the smallest caches, and all tables in host memory. A table can take the fewest bytes in any of the lists.
+    """Return three lists, each with a tier assignment for every table. The first list puts all tables in device memory.
+    The second list gives all tables the smallest caches. The third list puts all tables in host memory. Which list
+    needs the fewest bytes can differ from table to table.
 
     The smallest cache of a table has room for the share `least_cached` of the rows, unless a constraint of the task
     sets another share.
@@ -143,9 +144,12 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Raise InfeasibleError if a table that may be column-wise does not fit in memory with any allowed sharding type,
-    even if the devices have no other tables. `allowed` (T, F) is True if a table may have a sharding type, for each of
-    T tables and F families of sharding types. Each table is in the memory tier that the task assigns to the table.
+    """Raise InfeasibleError if a table does not fit in memory with any allowed sharding type, even if the devices have
+    no other tables. Only tables that may be column-wise are checked. `allowed` (T, F) is True if a table may have a
+    sharding type, for each of T tables and F families of sharding types.
+
+    Each table is in the memory tier that the task assigns to the table. The error is also raised if constraints confine
+    tables to devices with too little memory for these tables together.
     """
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):

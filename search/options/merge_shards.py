@@ -57,9 +57,9 @@ def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], mos
 
 
 def _changed_columns(plan: Plan, simulator: Simulator, extra_ms: float) -> Iterator[Plan]:
-    """Merge column-wise shards of `plan` and move shards away from the fullest device; yield the plans after these
-    changes, and finally `plan` itself. The plan with the most free memory on the fullest device comes first. Each plan
-    costs at most `extra_ms` more than `plan`.
+    """Yield plans that are made from `plan` by merging column-wise shards and then moving shards away from the fullest
+    device. The plan with the most free memory on the fullest device comes first, and `plan` itself comes last. Each
+    plan costs at most `extra_ms` more than `plan`.
     """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):
@@ -93,9 +93,9 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Apply several of K merges of shards (the rows of `steps`) together, so that the plan costs at most `most_ms`, and
-    return the new plan. The function tries all merges, then the first half of the merges, then the first quarter, and
-    so on, until the plan is cheap enough. Return None if even the first merge alone costs too much.
+    """Apply several merges of shards to `plan` together, and return the new plan, which costs at most `most_ms`. Each
+    of K rows of `steps` is a merge. The function tries all K merges, then only the first K / 2, the first K / 4, and so
+    on, until the new plan is cheap enough. Return None if even the first merge alone costs too much.
 
     The steps are independent: no two of them concern the same item or the same target device.
     """
@@ -111,9 +111,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Return k of K merges that can be applied together, one merge per row, (k, 5). `steps` (K, 5) has the K merges, in
-    rows such as `_merges` returns. The function selects merges in the order of the rows. A merge is left out if an
-    already selected merge changes the same item (such as a table) or moves a shard to the same device.
+    """Return the merges of `steps` (K, 5) that can be applied together, as k rows, (k, 5). Each row is a merge, as
+    `_merges` returns it. The function selects merges from the first row to the last. A merge is left out if an already
+    selected merge has the same item (such as a table) or the same target device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
@@ -125,11 +125,11 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return all possible merges of shards, one of K merges per row, (K, 5). A merge moves the narrowest shard of an
-    item (such as a table) to another device that already has a shard of the item and has enough free memory. A row is
-    (source device, target device, item, moved units of 4 columns, -1).
+    """Return all K possible merges of shards as rows, (K, 5). A merge moves the narrowest shard of an item (such as a
+    table) to another device, where the shard joins another shard of the item. This device must have enough free memory.
+    A row is (source device, target device, item, moved units of 4 columns, -1); -1 says that no item moves back.
 
-    Rows have the same form as the steps of local search, in which -1 means that no item moves back.
+    Rows have the same form as the steps of local search.
     """
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)

@@ -39,10 +39,11 @@ from neuroshard.words.form import FORMS
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:
-    """Finds choices of sharding types (one type for each table) that are likely to be cheap, for one variant of a task
-    (the task with further rules). Choices are compared by an estimated cost, and by the cost of a quickly made plan.
+    """Finds choices of sharding types that are likely to be cheap. A choice gives one sharding type to each table of a
+    task. Choices are compared by an estimated cost, and by the cost of a quickly made plan.
 
-    A variant is a task with further rules: tier assignments, or finer equal parts.
+    An option table is for one variant of a task: the task itself, or the task with changed rules, such as rules that
+    put tables into host memory or that split tables into finer equal parts.
 
     Attributes:
         task: the variant.
@@ -60,9 +61,11 @@ class OptionTable:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """A mask (T, F): True if a table may have a sharding type, for each of T tables and each of F families of
-        sharding types. A table may be column-wise only if some device has room for the narrowest shard of the table, or
-        if the table may have no other sharding type.
+        """A mask (T, F) of the sharding types that each of T tables may have. An entry is True if the table may have a
+        type of one of F families (column-wise, row-wise, data-parallel).
+
+        The mask is `may_have` with one change: a table is not column-wise if even the narrowest shard of the table fits
+        on no device. The change is left out for tables that may have no other type.
         """
         allowed = self.may_have.copy()
         if self._uncosted is not None:
@@ -113,8 +116,10 @@ class OptionTable:
 
     @property
     def fits_easily(self) -> bool:
-        """True if device memory is ample, no table is too large to be column-wise, and a quick plan
-        of the first choice fits.
+        """True if all tables fit easily in device memory, so that host memory is not needed.
+
+        In this case, the tables fill only a small fraction of device memory, no table that may be column-wise is too
+        large for this, and the tables fit in a quick plan of the first choice of sharding types.
         """
         as_allowed = bool((self.allowed[:, COLUMNS] == self.may_have[:, COLUMNS]).all())
         return is_ample(self.task) and as_allowed and not isinf(self.quick_ms(self.first))
@@ -144,8 +149,8 @@ class OptionTable:
         return FixedLoad.of(self.task, self.spread.others(types), self.simulator.compute_for(self.task))
 
     def quick_ms(self, types: IntArray) -> float:
-        """Return the cost, ms, of a quick plan with the sharding types `types` (T,): a fast method
-        places the column-wise tables.
+        """Return the cost, in ms, of a quick plan in which the tables have the sharding types `types` (T,). In a quick
+        plan, a fast method places the column-wise tables.
 
         The cost is infinite if the tables do not fit. Row-wise and data-parallel tables are placed one by one only if
         row-wise tables have uneven lookups; else all devices have the same load of these tables.
@@ -167,9 +172,10 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of each device (compute time, traffic and memory) before a quick plan places the column-wise
-        tables: the load of the row-wise and data-parallel tables. `types` (T,) has the sharding type of each table. The
-        compute time also includes the parts of a step other than kernels and exchanges.
+        """Return the load of each device from row-wise and data-parallel tables: the memory, the compute time and the
+        traffic. A quick plan starts with this load, before it places the column-wise tables. `types` (T,) has the
+        sharding type of each of T tables. The compute time also includes the parts of a step other than kernels and
+        exchanges.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -190,9 +196,9 @@ class OptionTable:
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def likely(self, tries: int) -> list["Choice"]:
-        """Return one to three promising choices of sharding types, selected by two costs. One cost is the cost of a
-        quick plan, in which a fast method places the column-wise tables. The other cost is estimated before any table
-        is placed.
+        """Return one to three promising choices of sharding types, the best choice first. Choices are compared by two
+        costs: the cost of a quick plan, in which a fast method places the column-wise tables, and a cost that is
+        estimated before any table is placed.
 
         Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
         nearly the cheapest quick plans, the choice with the lowest sum of both costs comes first, then the cheapest by
@@ -230,10 +236,12 @@ class OptionTable:
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
-            """Improve the choice `best` step by step, and return the last choice. Each step changes the sharding type
-            of one table, by the change that leads to the cheapest quick plan. The steps end if no change makes the
-            quick plan cheaper, or if the number of quick plans reaches `most`. This number includes the quick plans
-            that were made earlier.
+            """Improve the choice `best` of sharding types by local search, and return the improved choice. Each step
+            makes quick plans for several changes of one table's sharding type, and takes the change with the cheapest
+            quick plan.
+
+            The search ends if no change makes the quick plan cheaper, or if `most` quick plans were made, including the
+            quick plans from before the search.
             """
             while len(tried) < most:
                 others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
@@ -258,9 +266,9 @@ class OptionTable:
         return self._costed(list(tried.values()))
 
     def first_tried(self) -> "Choice":
-        """Return the first choice of sharding types (each table column-wise if allowed), with two costs. One cost is
-        the cost of a quick plan, in which a fast method places the column-wise tables. The other cost is estimated
-        before any table is placed.
+        """Return the first choice of sharding types with two costs; in this choice, each table is column-wise if
+        allowed. `quick_ms` is the cost of a quick plan, in which a fast method places the column-wise tables.
+        `estimate_ms` is a cost that is estimated before any table is placed.
         """
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
@@ -323,16 +331,17 @@ class OptionTable:
         return candidates[sorted(by_cost, key=lambda number: cheapest[sets[number]] != number)]
 
     def _without(self, form: int) -> BoolArray:
-        """Return a mask of the sharding types that each table may have, (T, F), without the type `form`; tables that
-        may have no other type keep `form`.
+        """Return the mask `allowed` (T, F) without the sharding type `form`. An entry is True if the table may have the
+        sharding type. Tables that may have only `form` keep it.
         """
         allowed = self.allowed.copy()
         allowed[np.delete(self.allowed, form, axis=1).any(axis=1), form] = False
         return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
-        """Return n choices of sharding types, (n, T), which differ from the choice `types` (T,) in the sharding type of
-        one table each. Only the few changes with the best estimated costs are made.
+        """Return the n most promising choices of sharding types, (n, T), that are one change away from the choice
+        `types` (T,). A change gives another sharding type to one table. Changes are ranked by estimated cost, and n is
+        at most `ChoiceSettings.neighbours`.
 
         Tables that are kept together change as one.
         """
@@ -353,8 +362,8 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return a copy of the mask `allowed` (T, F), in which all values of a table are False if the table follows a
-        leader. The mask has a value for each of T tables and each of F families of sharding types.
+        """Return a copy of the mask `allowed` (T, F) in which all values of a table are False if the table is not its
+        own leader. The mask has a value for each of T tables and each of F families of sharding types.
 
         In a group of tables that are kept together, the first table is the leader. The other tables always have the
         sharding type of the leader, so the search changes only the leader.
@@ -363,9 +372,9 @@ class OptionTable:
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return the cheapest of several choices of sharding types, (1, T), in which the most expensive tables have the
-        sharding type `form`. The first of these choices changes the most expensive table to `form`, the next choice the
-        2 most expensive tables, then 4, 8, ... tables. Return an empty array, (0, T), if no table may change to `form`.
+        """Return the cheapest choice of sharding types in which the k most expensive tables have the sharding type
+        `form`, for k = 1, 2, 4, 8, ... The shape is (1, T). Only tables that may change to `form` count. If no table
+        may change to `form`, the result is an empty array, (0, T).
 
         The choices are compared by estimated cost. All other tables have the sharding types of the first choice of the
         option table.
@@ -375,10 +384,11 @@ class OptionTable:
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return a priority for each of t tables, (t,): the tables with the highest priorities change to the
-            sharding type `form` first. `moved` (t,) has the indices of the tables. The priority is the compute time in
-            ms of the whole table alone on a device. If `form` is data-parallel, this time is divided by the bytes of
-            the table.
+            """Return a priority for each of t tables, (t,). Tables with higher priorities change to the sharding type
+            `form` first. `moved` (t,) has the indices of the tables.
+
+            The priority is the kernel time, in ms, of the whole table alone on a device. If `form` is data-parallel,
+            this time is divided by the bytes of the table.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share
@@ -452,11 +462,13 @@ class OptionTable:
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
     def shortage(self, error: UserError) -> UserError:
-        """Return the error to raise if no plan was found: either an error about memory that is too small, or the given
-        `error`.
+        """Return the error to raise if no plan was found: the given `error`, or an error about the memory for the
+        tables.
 
-        If all tables may be column-wise, the error may name the memory that column-wise tables lack; otherwise the
-        error is `error`.
+        If some table may not be column-wise, the result is `error`. Otherwise, if sums of bytes prove that the tables
+        do not fit in memory as column-wise tables, the result is an error with these bytes. If the sums prove nothing,
+        the result is `error` if all tables are column-wise in the first choice; if not, it is a new error, which may
+        name the memory that column-wise tables lack.
         """
         if not self.may_have[:, COLUMNS].all():
             return error

@@ -51,7 +51,9 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_rows_on_all(task: Task) -> Task:
-    """Return the task with `row_wise` added to every rule that allows table_row_wise or grid_shard (rows on one host).
+    """Return the task with `row_wise` added to every rule that allows table_row_wise or grid_shard. With these two
+    sharding types, the rows of a table or of a column shard are spread over one host; with row_wise, the rows of a
+    table are spread over all devices.
 
     If there are no rules of this kind, the task itself is returned.
     """
@@ -59,8 +61,9 @@ def with_rows_on_all(task: Task) -> Task:
 
 
 def without_rows_on_hosts(task: Task) -> Task:
-    """Remove table_row_wise and grid_shard (rows on one host) from every rule that does not allow row_wise, and return
-    the new task.
+    """Return the task without the sharding types table_row_wise and grid_shard in rules that do not allow row_wise.
+    With these two sharding types, the rows of a table or of a column shard are spread over one host. Rules that allow
+    row_wise stay the same.
     """
     one_host = {TABLE_ROW_WISE, GRID_SHARD}
     return _changed(
@@ -83,9 +86,9 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the types of kernel calls that the cost models can predict. Only calls for tables in the families `forms`
-    (column-wise, row-wise or data-parallel) are returned. For each returned call, the cost models can also predict the
-    exchanges between devices for tables in the family of the call.
+    """Return the types of kernel calls for which the cost models can predict the kernel time and the exchanges. A type
+    of kernel call has a family of sharding types (column-wise, row-wise or data-parallel). Only types with a family in
+    `forms` are returned.
     """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
@@ -164,9 +167,9 @@ def _bound(task: Task) -> frozenset[str]:
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return a text that says why a table may have no sharding type of a family, such as row-wise. Return None if the
-    table may have at least one type of the family. Only the table itself is checked, even if the table must be kept
-    together with other tables.
+    """Return the reason, as text, why a table may not have the sharding types of a family, such as row-wise. Return
+    None if the table may have at least one of these sharding types. Only the table itself is checked, even if the table
+    must be kept together with other tables.
 
     `index` is the index of the table, and `layout` is the family: column-wise, row-wise or data-parallel. `calls` are
     the types of kernel calls that tables may use. `bound` has the names of the tables that are pinned or kept apart.
@@ -221,8 +224,8 @@ class SpreadPlacements:
         return self._made[table, form]
 
     def others(self, forms: IntArray) -> list[Placement]:
-        """Return the placements, over all devices, of all tables that are row-wise or data-parallel. `forms` (T,) gives
-        the sharding type of every table by index.
+        """Return a list of the placements (shards on devices) of all row-wise and data-parallel tables, each of which
+        is on all devices. `forms` (T,) has the sharding type of each of T tables, as an index of `FORMS`.
         """
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]

@@ -43,9 +43,11 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of K possible moves that is cheap enough. The plan after move k may cost at most
-    `limits_ms[k]`, in ms. Return None if every move costs too much. Each move is a row of `steps` (K, 5), as
-    `_MemorySteps.from_fullest` returns it.
+    """Try K moves one by one, and return the plan after the first move that is cheap enough. Return None if no move is
+    cheap enough. Move k is cheap enough if the plan after the move costs at most `limits_ms[k]`, in ms. Each move is a
+    row of `steps` (K, 5), as `_MemorySteps.from_fullest` returns it.
+
+    The function tries at most as many moves as the numbers in `SETTINGS.memory_steps_costed` add up to.
     """
     ends = np.minimum(np.cumsum(SETTINGS.memory_steps_costed), len(steps)).tolist()
     for first, end in pairwise(np.unique([0, *ends]).tolist()):
@@ -90,10 +92,12 @@ class _MemorySteps:
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
         """Return the K possible steps that move a shard away from the fullest device of a plan: the device with the
         highest share of memory in use. `widths` (I, D) has the width of each of I items on each of D devices, in units
-        of 4 columns.
-        The result has two arrays. The first array (K, 5) has a row for each step: the source device, the target device,
-        the item, the width of the moved shard, and an item that moves back to the source device (-1 if no item moves
-        back). The second array (K,) has the share of memory in use on the fullest device if only this step is taken.
+        of 4 columns. The result has two arrays: the steps, (K, 5), and the share of memory in use on the fullest device
+        after each step, (K,).
+
+        A step has five numbers: the source device, the target device, the item, the width of the moved shard in units
+        of 4 columns, and the item of a shard that moves back from the target to the source in exchange. The last number
+        is -1 if no shard moves back. Each of the K steps is an alternative, which starts from the given plan.
 
         After a step, both devices of the step are less full than the fullest device was before. The steps are sorted by
         the share of memory in use on the fuller of these two devices after the step, the lowest share first. There are
@@ -120,10 +124,9 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return p candidates (item, device) that may be exchanged for a shard of the device `source`. The result has
-        two arrays: the items, (p,), and the devices, (p,).
-        In an exchange, a shard of `source` moves to the candidate's device, and the shard of the candidate's item moves
-        from this device to `source`. The item -1 means that no shard moves back to `source`.
+        """Return p possible partners for a shard that moves away from the device `source`: an array of items, (p,), and
+        an array of devices, (p,). The shard moves from `source` to the partner's device. The shard of the partner's
+        item moves from the partner's device back to `source`. If the partner's item is -1, no shard moves back.
         """
         devices = np.arange(widths.shape[1])
         may = self.may & self.may[:, [source]] & (widths[:, [source]] == 0)

@@ -30,9 +30,9 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the plan with a changed task, which keeps every table in the tier that the table has in the plan. For this
-    purpose, the constraints of the task get further rules, unless these tiers are the task's own
-    (`Task.tier_assignments`). Searches for this task then keep the tiers.
+    """Return the plan with a changed task, whose constraints keep every table in the memory tier that the table has in
+    the plan. Searches for the changed task then keep these tiers. No such constraints are added if
+    `Task.tier_assignments` already has the tiers of the plan.
 
     A search may count more bytes for caches than the plan takes (`within_bounds`). If devices do not have this much
     memory, cached shards are also pinned to devices (`pin_to_caches`), so that a search counts the plan's own bytes.
@@ -55,7 +55,8 @@ def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ..
 
 def within_bounds(plan: Plan) -> bool:
     """Return True if the bytes that a search counts for the plan fit in device memory. A search may count more bytes
-    than the plan takes. The bytes that the plan takes are assumed to fit.
+    than the plan takes, so the result may be False for a plan that fits. The function assumes that the bytes of the
+    plan itself fit.
 
     FBGEMM keeps the rows of cached tables in one kernel call as wide as the widest of the tables. The search counts
     this width for every cached table that may share a call with a wider table, even if the plan puts the wider table
@@ -76,9 +77,9 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan with a changed task, in which cached column-wise shards are pinned to devices. Searches for this
-    task then keep the caches as narrow as in the plan. A shard may only be on devices where the plan has a cache for
-    the same kernel that is as wide as the cache of the shard.
+    """Return the plan with a changed task, whose constraints pin cached column-wise shards to devices. With these
+    constraints, searches keep the caches as narrow as in the plan. The allowed devices of a shard are the devices on
+    which the plan has a cache of the same width for the same kernel.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """
@@ -123,8 +124,9 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
 
 def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Give all tables on a device the same tier, wherever this lowers the cost of the plan, and return the new plan.
-    Tables that may not have this tier, and tables that are also on other devices, keep the tiers that they have.
+    """Move all tables on a device to the same memory tier if this lowers the predicted cost of the plan, and return the
+    new plan. Each device is tried in turn, with each tier that tables on the device have. A table stays in the current
+    tier if the table may not have the new tier, or if other devices have shards of the table too.
 
     A device makes a kernel call for every tier in use, and a call has a cost of its own.
     """

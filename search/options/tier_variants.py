@@ -1,6 +1,8 @@
-"""Variants of a task: the same task with further rules, which fix the tiers of the tables (device memory, cached host
-memory or host memory). A cache is as wide as the widest table in the cache, so the rules may also split wide cached
-tables, or keep wide cached tables apart from narrow cached tables.
+"""Variants of a task: the same task with further rules. The rules fix the memory tier of every table (device memory,
+host memory with a cache, or host memory), or spread tables in host memory over all hosts.
+
+A cache is as wide as the widest table in the cache. The rules may therefore also split wide cached tables, or put wide
+and narrow cached tables on different devices.
 """
 
 from collections.abc import Iterator
@@ -108,9 +110,12 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield several ways to limit the widths of caches. A way either splits wide tables into narrower shards, or places
-    tables of different widths on different devices. `every` is the task in which all tables that may be cached are
-    cached. `mixed` (n,) has the indices of the tables that share a cache with tables of other widths.
+    """Yield several ways to limit the widths of caches. The first way splits no tables. The next ways split tables that
+    are wider than a limit into equal shards; each way has a lower limit than the way before. The last ways place tables
+    of different widths on different devices.
+
+    `every` is the task in which all tables that may be cached are cached. `mixed` (n,) has the indices of the tables
+    that share a cache with tables of other widths; only these tables are split or kept apart.
     """
     dims, ones = every.loads.table_dim, np.ones(len(every.tables), dtype=np.int64)
     classes, widest = width_classes(every, mixed), int(dims[mixed].max())
@@ -127,9 +132,8 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """A way to limit the widths of caches (`way`), and the bytes and costs of each table in each tier under this limit
-    (`options`). The way either splits wide tables into shards, or places tables of different widths on different
-    devices.
+    """The bytes and costs of each table in each memory tier (`options`), computed for one way to limit the widths of
+    caches (`way`).
     """
 
     way: _NarrowCaches
@@ -146,8 +150,8 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A tier for each of T tables, and the total cost of the tables in ms. The costs are computed for one way to limit
-    the widths of caches.
+    """A choice of a memory tier for each of T tables, with the total cost of all tables in ms. The cost is computed for
+    one way to limit the widths of caches.
 
     Attributes: cost_ms: total cost of the tables. charged: the bytes and the costs of tables for this way. chosen: (T,)
     tier option of each table.
@@ -159,9 +163,10 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield choices of a tier for each table, with the ways in `each` to limit the widths of caches. First, yield the
-    cheapest choice for each of several fractions of device memory that the tables may fill. Then, for one of these
-    fractions, also yield the choices of the other ways.
+    """Yield choices of a memory tier for each table of the task. First, yield the cheapest choice for each of several
+    fractions of device memory that the tables may fill. Then, for the fraction with the index
+    `SETTINGS.narrow_cache_share`, also yield the cheapest choice under each of the other ways to limit the widths of
+    caches. `each` has these ways, with the bytes and costs of the tables under each way.
 
     Only the few ways with the cheapest choices are used. Each choice is made for one way.
     """

@@ -62,8 +62,9 @@ class TierOptions:
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
         """Return a copy of the tier options, in which some tables that may be data-parallel take fewer bytes of device
-        memory. For these tables, the data-parallel copies on all devices together take fewer bytes than the whole
-        table with another sharding type, because the buffers of data-parallel tables are smaller.
+        memory. A table takes the bytes of its data-parallel copies on all devices, if these bytes are fewer than the
+        bytes of the table with another sharding type. The copies can take fewer bytes because data-parallel tables have
+        smaller buffers.
 
         The buffers are smaller because each device looks up a data-parallel table only for the device's own samples.
         `allowed` (T, F) is the mask of the families of sharding types that each table may have.
@@ -74,8 +75,9 @@ class TierOptions:
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
-        """Return a copy of the tier options, in which the costs and bytes of cached tables are computed again. Table t
-        is split into `parts[t]` shards, and each row of its cache has `widths[t]` columns.
+        """Return a copy of the tier options, in which the options that cache a table have new costs and bytes. The new
+        values assume that each cached table t is split into `parts[t]` shards, and that each row of the table's cache
+        has `widths[t]` columns. `widths` and `parts` are arrays (T,).
 
         A table in 0 parts must not be cached. A table in several parts has the cost of all parts.
         """
@@ -138,9 +140,9 @@ class TierOptions:
         return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
-        """Return several choices of tiers for the tables. Each choice is an array (T,) with a tier option for each of T
-        tables. For example, one choice has a low cost if the tables may fill all device memory, and another choice has
-        a low cost if the tables may fill at most 80% of it.
+        """Return several choices of tiers, each as an array (T,) with a tier option for each of T tables. Each choice
+        has a low cost for one limit on the fraction of device memory that the tables may fill. For example, the limit
+        is 100% for one choice, and 80% for another choice.
 
         The choice for the largest fraction of device memory comes first. Equal choices appear once.
         """
@@ -149,9 +151,9 @@ class TierOptions:
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """Return the error for a search that found no choice of tiers with which all tables of a task fit in memory.
-        The error names the memory that is too small (of the devices, of the hosts, or both together), if a sum of bytes
-        proves that this memory is too small.
+        """Return the error for a search that found no choice of tiers with which all tables of a task fit in memory. If
+        the fewest bytes that the tables can take exceed the memory of the devices, of the hosts, or of both together,
+        the error names the memory that is too small.
         """
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (
@@ -244,8 +246,9 @@ def _memory_of(task: Task) -> str:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Return the tier options of one table that are worth their bytes: the options on the lower convex hull of the
-    points (size, cost), as indices. The smallest option comes first, and the cheapest option comes last.
+    """Return the tier options of one table on the lower convex hull of the points (size, cost), as indices. The first
+    option has the fewest bytes, and the last option has the lowest cost. From one option to the next, the table takes
+    more bytes and costs less, and each further byte saves less than the bytes before.
     """
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []

@@ -39,10 +39,11 @@ class TypeChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
-        """Return the plan `start` together with the sharding types to which the tables of the plan may change. A table
-        may only change to a sharding type with a kernel call in `calls`. Return None if no table may change.
+        """Return a `TypeChanges` of the plan `start`: the plan, and the sharding types to which each table may change.
+        Return None if no table may change.
 
-        The plan must keep its limits.
+        A table may change to a sharding type only if the kernel calls in `calls` include a call of this type for the
+        table. The plan must keep its limits.
         """
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
@@ -64,12 +65,12 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return two estimated costs of each of B choices of sharding types, as two arrays, (B,) ms each. The
-            second estimate assumes that all devices share the work of the column-wise tables evenly. The first estimate
-            considers that a single shard may be more than an even share. Both costs are infinite if the choice moves
-            more than `most_bytes` bytes to devices.
+            """Return two estimated costs in ms for each of B choices of sharding types, as two arrays, (B,) each. Both
+            costs are infinite if the choice moves more than `most_bytes` bytes to devices.
 
-            `CostEstimates.costs` computes the estimates.
+            `CostEstimates.costs` computes the estimates. The first estimate considers that a single shard may be more
+            than an even share. The second estimate assumes that all devices share the work of the column-wise tables
+            evenly.
             """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
@@ -81,8 +82,8 @@ class TypeChanges:
 
     def in_columns(self, most_ms: float) -> Plan:
         """Change as many row-wise and data-parallel tables as possible to table-wise, and return the new plan. The new
-        plan keeps the limits of the task and costs at most `most_ms`. If even one changed table is too many, the
-        starting plan is returned.
+        plan keeps the limits of the task and costs at most `most_ms`. If no such plan is found, return the starting
+        plan.
 
         The first are the tables whose other sharding type is estimated to gain least: 1, 2, 4, ... tables, until a plan
         costs too much; then the largest count is found by bisection.
@@ -105,11 +106,11 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return the sharding types of all T tables, (T,), if `tables` become column-wise. Each of `tables` is a single
-        table, or stands for a group of tables that are kept together: the whole group becomes column-wise. All other
-        tables keep the sharding types of the starting plan.
+        """Return the sharding types of all T tables, (T,), after a change of `tables` to column-wise. All other tables
+        keep the sharding types of the starting plan.
 
-        The leader (`choices.leaders`) stands for a group.
+        Tables that are kept together change together: `tables` has only the leader (`choices.leaders`) of such a group,
+        and the whole group becomes column-wise.
         """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
@@ -156,10 +157,12 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Return an upper bound of the bytes that devices receive if a single table of the plan `start` changes to another
-    sharding type, (T, F). There is one number for each of T tables and each of F families of sharding types, such as
-    row-wise. The bytes are weights and optimizer state. `now` (T,) has the family of each table in the plan, and
-    `allowed` (T, F) is True for the families to which a table may change.
+    """Return an upper bound of the bytes that devices receive if one table of the plan `start` changes its sharding
+    type. The result, (T, F), has a number for each of T tables and each of F families of sharding types, such as
+    row-wise, to which the table might change. The bytes are weights and optimizer state.
+
+    `now` (T,) has the family of each table in the plan, and `allowed` (T, F) is True for the families to which a table
+    may change. `spread` returns the placements of tables after a change to row-wise or data-parallel.
 
     The bytes are 0 if the table belongs to the family already, or may not change to row-wise or data-parallel. The
     bytes are also 0 if a data-parallel table becomes column-wise, because all devices have the table already.

@@ -1,7 +1,7 @@
-"""Compiled greedy placement of many column splits under many caps on sent columns: the inner loop of the search.
+"""Places the shards of column splits greedily on devices, once for each limit on sent columns, in compiled code.
 
-It places shards as `greedy.place_greedily` does, but visits devices in ascending score, and stops as soon as the score
-plus the least that the shard adds (`least_score`) exceeds the best score found.
+This is the inner loop of the search. It places shards as `greedy.place_greedily` does, but visits devices in ascending
+score, and stops as soon as the score plus the least that the shard adds (`least_score`) exceeds the best score found.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """The score, sent units and bytes that each of S shards adds to a device without other shards of the same item.
+    """The score, traffic and memory that each of S shards adds to a device that has no other shard of the same item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return score, units and bytes that each (item, width) of `placed` (S, 2) adds to a device without the item."""
+    """Return `_Alone` of S shards; a row of `placed` (S, 2) is a shard: (item, width in units of 4 columns)."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -60,14 +60,14 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Set each `least[s]` to the fewest units (of 4 columns) that any one shard of s, s + 1, ... sends for a sample."""
+    """For each shard s, set `least[s]` to the fewest units (4 columns) that s or any later shard sends per sample."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True for each item whose widths on the devices the greedy loop must record.
+    """Return a mask (I,) for I items: True if the greedy loop must record the item's width on each device.
 
     Such an item has several shards in `placed` (S, 2), or has rivals (`PlacementRules`). Recording all would be slow.
     """
@@ -98,7 +98,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     shards: ShardTable,
     device_score: DeviceScore,
 ) -> None:
-    """Place the shards of P column splits greedily on D devices, once under each of M `caps`, and fill `outcome`.
+    """Fill `outcome` with P * M greedy placements: each of P column splits on D devices, under each of M limits `caps`.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.

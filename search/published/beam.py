@@ -30,7 +30,7 @@ def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_spli
 
 
 def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int) -> IntArray:
-    """Halve one candidate shard at a time in each split (S,) in `beam`; return the P different results, (P, S + 1)."""
+    """Return the P different splits, (P, S + 1), made by halving one candidate shard of a split (S,) in `beam`."""
     successors = np.concatenate(
         [split_each(shards, splits, split_candidates(shards, splits, num_candidates)) for splits in beam]
     )
@@ -39,7 +39,7 @@ def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int
 
 
 def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArray:
-    """Return the shards (n,) in `splits` that may be halved: the `count` with most bytes and `count` most expensive."""
+    """Of the shards in `splits` that may be halved, return the `count` largest and the `count` most expensive, (n,)."""
     rows = splittable(shards, splits)
     largest = rows[np.argsort(-shards.size_bytes[rows], kind="stable")[:count]]
     most_expensive = rows[np.argsort(-shards.cost_ms[rows], kind="stable")[:count]]

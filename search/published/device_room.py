@@ -11,7 +11,7 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 class DeviceRoom(NamedTuple):
     """The shards placed on D devices so far, with the memory and the traffic that each device has left for more shards.
-    If a shard is placed, the arrays change.
+    The code that places a further shard changes the arrays in place.
 
     Attributes:
         widths: (I, D) units of each item on each device.
@@ -32,8 +32,8 @@ class DeviceRoom(NamedTuple):
 
 @jit_inline
 def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Return True if the rules allow a shard of `item` on `device` beside the other items that the device has.
-    `widths` (I, D) has the units of each item on each device. The item `leaving` is ignored; -1 to ignore no item.
+    """Return True if the rules allow a shard of `item` on `device`, beside the other items there. `widths` (I, D) has
+    the units (4 columns) of each item on each device. The item `leaving` (-1: none) leaves the device and is ignored.
     """
     if not rules.allowed[item, device]:
         return False
@@ -47,10 +47,10 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if a device has room for a further shard of an item, and the rules allow the shard on the device.
-    The shard takes `takes` bytes and sends `sends` units of 4 columns for each sample; the device already has `there`
-    units of the item. Two shards of an item on one device become one shard. So shards of an item that needs several
-    devices must be on different devices.
+    """Return True if a device has room for a further shard of an item, and the rules allow the shard there. The shard
+    needs `takes` bytes, and makes the device send `sends` more units (4 columns) for each sample. The device already
+    has `there` units of the item. If `there` is above 0, both shards would become one shard; so the result is then
+    False for an item that needs shards on several devices.
     """
     if sends > room.free_units[device] or takes > room.free_bytes[device]:
         return False
@@ -61,7 +61,7 @@ def may_join(
 
 @jit_inline
 def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
-    """Return the bytes that `width` units (4 columns) of an item add to a device with `there` units of this item."""
+    """Return the bytes that `width` units (4 columns) of an item add to a device with `there` units of that item."""
     before = shards.first[item] + there
     return int(shards.size_bytes[before + width] - shards.size_bytes[before])
 
@@ -69,8 +69,8 @@ def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
 @jit_inline_fast
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
     """Return the score of a device after a change of its shards: relu(base + plus - minus) @ weight.
-    `base` (H,) is the bias plus the vectors of the device's shards. The change adds the vector `plus` and removes the
-    vector `minus`. If `weight` has fewer entries than H, only as many entries at the start of the vectors count.
+    `base` (H,) is the bias plus the sum of the shards' vectors before the change. The change adds the vector `plus` and
+    removes the vector `minus`. If `weight` is shorter than H, only the first len(weight) entries count.
     """
     total = np.float32(0)
     for h in range(len(weight)):

@@ -1,4 +1,4 @@
-"""Greedy placement (Zha et al. 2023, section 3.3): each shard goes to the device that computes least with the shard.
+"""Greedy placement (Zha et al. 2023, section 3.3): each shard goes where the device's new compute time is lowest.
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
 once, compiled; a test holds the two equal. `grid.placement_order` orders the shards, most expensive first.
@@ -29,14 +29,14 @@ class DeviceScore(NamedTuple):
     floor: float
 
     def of(self, vectors: Float32Array) -> FloatArray:
-        """Return the scores (n,) of n devices from the sums of the vectors of the shards on each device, (n, H)."""
+        """Return the score of each of n devices, (n,); `vectors` (n, H) are the sums of each device's shard vectors."""
         active = np.maximum(vectors[:, : self.counted] + self.bias[: self.counted], 0)
         score: FloatArray = np.maximum((active @ self.weight[: self.counted]).astype(np.float64), self.floor)
         return score
 
 
 class Placements(NamedTuple):
-    """Placements of P column splits (S shards each) on D devices: M placements of each split, under M caps on traffic.
+    """P * M placements on D devices: one for each of P column splits into S shards, under each of M caps on traffic.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.
@@ -63,7 +63,7 @@ def place_greedily(
     fixed_score: FloatArray,
     score: DeviceScore,
 ) -> IntArray | None:
-    """Place shards one by one. Of the devices with room, each shard takes the device whose new score would be lowest.
+    """Return the device of each shard, (S,). Each shard in turn goes to the device with room whose new score is lowest.
 
     Args:
         shards: all shards.
@@ -99,7 +99,7 @@ def place_greedily(
 
 
 def may_hold(shards: ShardTable, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask (D,): True if the rules allow another shard of `item` on the device, given all `widths` (I, D)."""
+    """Return a mask (D,) of devices that may get a shard of `item`; each of D devices has shards of `widths` (I, D)."""
     rules = shards.rules
     beside_rival = (widths[rules.rivals_of(item)] > 0).any(axis=0)
     must_be_apart = (rules.min_shards[item] > 1) & (widths[item] > 0)

@@ -71,7 +71,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSplits:
-    """A cut of all items (as a rule tables) into S shards, with the cheapest placement that was found for the shards.
+    """A column split, which cuts all items (as a rule tables) into S shards, and the cheapest placement that was found.
 
     Attributes:
         splits: (S,) rows of the shard table.
@@ -122,7 +122,7 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place the shards of `placed` again by a score of all vector entries; return the cheaper placement of both."""
+        """Place the shards of `placed` again, by a score of all vector entries; return the cheaper of both results."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -135,9 +135,9 @@ class GridSearch:
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Place P column splits greedily under each of M caps, and return all P * M placements.
-        `splits` (P, S) has the rows of the shards. `caps` (M,) has ascending limits on the units of 4 columns that a
-        device sends for each sample. `score` compares the devices for a shard.
+        """Place each of P column splits greedily under each of M caps, and return all P * M placements.
+        `splits` (P, S) has the shards of each split as rows of `shards`. `caps` (M,) are ascending limits on the units
+        of 4 columns that a device sends per sample. A shard goes to the device with room whose new `score` is lowest.
         """
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
@@ -173,10 +173,10 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the predicted cost of each placement, (P, M) ms; infinity if the cost is not computed.
-        The cost is not computed if a placement does not fit, if it repeats the placement under the previous cap, or if
-        it has no cap and a placement with a cap fits. As a plan costs at least the compute time of its slowest device,
-        the search also skips plans that cannot be among the `keep` cheapest.
+        """Return the predicted cost of each placement, (P, M) ms; infinity for placements that the search can ignore.
+        The search can ignore a placement that does not fit, that is the same as under the previous cap, or that has no
+        cap although a placement with a cap fits. It can also ignore plans that are not among the `keep` cheapest: a
+        plan costs at least the compute time of its slowest device.
         """
         counts = grid.fits & ~grid.repeated
         counts[:, -1] &= ~grid.fits[:, :-1].any(axis=1)
@@ -195,12 +195,12 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows of `shards`, (N,), in the order of placement: `confined` items first, then by falling cost."""
+    """Return all rows of `shards`, (N,), in placement order: `confined` items, then others; each by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return M + 1 ascending caps on the units of 4 columns that a device sends per sample; any plan meets the last."""
+    """Return M + 1 ascending caps on the units of 4 columns that a device sends per sample; the last fits any plan."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))
@@ -214,7 +214,7 @@ def _above_least(fixed_ms: FloatArray) -> FloatArray:
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score that counts only vector entries from `always_added`; None if no entry counts."""
+    """Return shards and a score that counts only the vector entries of `always_added`; None if there are none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -1,7 +1,7 @@
-"""All shards that the search may use, as arrays; and column splits, which are lists of these shards.
+"""A table with a row for every shard that the search may use; and column splits, which are lists of these rows.
 
-Column splits are (S,) rows of the shard table, ascending: the shards that all items are cut into before they are
-placed. P splits into as many shards each are (P, S). Widths are counted in units of 4 columns (FBGEMM's rule).
+A column split is S rows of the shard table, (S,), ascending: the shards into which all items are cut before the shards
+are placed. P column splits with S shards each are (P, S). Widths are counted in units of 4 columns (FBGEMM's rule).
 """
 
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ class ComputeHead(Protocol):
 
     @property
     def weight(self) -> Float32Array:
-        """The weights (H,) of the score relu(v + bias) @ weight. Here v is the sum of a device's shard vectors."""
+        """The weights (H,) in the score of a device: relu(v + bias) @ weight, where v is the sum of shard vectors."""
         ...
 
     @property
@@ -64,13 +64,13 @@ class PlacementRules(NamedTuple):
     rivals: IntArray
 
     def rivals_of(self, item: int) -> IntArray:
-        """Return the items that may not share a device with `item`, (r,)."""
+        """Return the indices of the r items that may not be on the same device as `item`, (r,)."""
         rivals: IntArray = self.rivals[self.rival_first[item] : self.rival_first[item + 1]]
         return rivals
 
     @property
     def confined(self) -> BoolArray:
-        """A mask (I,): True for items that rules bar from some device, or from sharing a device with another item."""
+        """A mask (I,): True if rules exclude the item from a device, or from devices that have a certain other item."""
         confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
         return confined
 
@@ -117,7 +117,7 @@ class ShardTable(NamedTuple):
 
     @property
     def whole(self) -> IntArray:
-        """The row of this shard table that stands for each whole item (as a rule an embedding table), (I,)."""
+        """The row of each item's widest shard, which is the whole item (as a rule an embedding table), (I,)."""
         return self.first + self.full_width
 
     @property
@@ -132,7 +132,7 @@ class ShardTable(NamedTuple):
 
     @property
     def total_sent_units(self) -> float:
-        """The units of 4 columns that all devices together send for each sample."""
+        """The size of the embeddings that all devices together send for each sample, in units of 4 columns."""
         return float(self.sent_units[self.whole].sum())
 
     def device_bytes(self, widths: IntArray) -> IntArray:
@@ -141,15 +141,15 @@ class ShardTable(NamedTuple):
         return size_bytes
 
     def device_units(self, widths: IntArray) -> FloatArray:
-        """Return the units (4 columns) that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
+        """Return the units of 4 columns that a device sends per sample, (D,); `widths` (I, D) has the shard widths."""
         units: FloatArray = self.sent_units[self.first + widths.T].sum(axis=-1)
         return units
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Find the entries of shard vectors in which a shard adds the same score to every device: relu clips no such entry.
-    Return a mask (H,) of these entries, and the score that each of N shards adds in all these entries together, (N,).
-    In each of these entries, the bias and all values of `vectors` (N, H) are at least 0, and the weight is positive.
+    """Return a mask (H,) of the vector entries that relu never clips, and the score that each of N shards adds to any
+    device in these entries together, (N,). In each entry of the mask, the bias and all values of `vectors` (N, H) are
+    at least 0, and the weight is positive. So the added score is the same on every device.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]
@@ -157,9 +157,9 @@ def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, F
 
 
 def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
-    """Return a lower bound of the amount by which each shard raises the score of a device, (N,).
+    """Return a lower bound of the increase in a device's score when a shard is added, for each of N shards, (N,).
 
-    The bounds are those of `always_added`, or all minus infinity if an entry in `vectors` (N, H) may lower a score.
+    The bounds come from `always_added`. All are minus infinity if an entry in `vectors` (N, H) may lower a score.
     """
     if (vectors * head.weight < 0).any():
         return np.full(len(vectors), -np.inf)
@@ -180,7 +180,7 @@ def most_shards(shards: ShardTable) -> IntArray:
 
 
 def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
-    """Split item i into `counts[i]` shards whose widths differ by 1 at most. Return the rows of all S shards, (S,)."""
+    """Cut item i into `counts[i]` shards that differ by at most 4 columns. Return the rows of all S shards, (S,)."""
     item = np.repeat(np.arange(shards.num_items), counts)
     number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, within its item
     narrow, wider = np.divmod(shards.full_width, counts)
@@ -190,7 +190,7 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
-    """Return the rows (n,) of the shards in `splits` (S,) that may be halved. All rows are different, and ascending."""
+    """Return the shards in `splits` (S,) that may be halved: distinct rows of the shard table, ascending, (n,)."""
     rows, rules = np.unique(splits), shards.rules
     item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits (n, S + 1): in split k, one shard `rows[k]` of `splits` (S,) is replaced by two halves."""
+    """Return n copies of the split `splits` (S,), each with one shard halved, (n, S + 1); copy k halves `rows[k]`."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)

@@ -168,9 +168,9 @@ def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield a section for each column in the table of devices, if the times in the column are sums of several parts of
-    the cost. For example, the times in the column "forward" may be sums of the parts "forward" and
-    "forward.reduce_scatter". The section has the time of each of these parts on every device, in ms.
+    """Yield a section for each column in the table of devices that adds up several parts of the cost. The section has
+    the time of each of these parts on every device, in ms. For example, the column "forward" may add up the parts
+    "forward" and "forward.reduce_scatter".
     """
     order = _order(explanation)
     for name, parts in _by_first_word(explanation.cost).items():

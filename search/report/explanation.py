@@ -22,7 +22,7 @@ _NOTICED = 0.005  # smaller shares of a plan's cost are not noticeable
 
 @dataclass(frozen=True)
 class ShardShare:
-    """A shard of a plan, and the compute cost of the shard alone on a device.
+    """A shard of a plan, and the compute cost that the shard would have as the only shard on a device.
 
     Attributes:
         placed, table, layout: the placement of the shard, its table and the layout of the table.
@@ -39,8 +39,9 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of a plan's cost, as one set of cost models predicts it: the costs of the devices and the shards
-    of the plan, and the costs of plans by other methods for comparison.
+    """The explanation of a plan's cost: the costs of the plan's devices and shards, and the costs of other plans for
+    comparison. One set of cost models predicts all costs. The other plans are plans that heuristics find for the same
+    task.
 
     Attributes:
         plan: the plan.
@@ -88,7 +89,10 @@ class Explanation:
 
     @property
     def bottleneck(self) -> int:
-        """The device that makes the plan most expensive, either by compute time or by the time of exchanges."""
+        """The device that adds the most to the plan's cost: the device with the longest compute time, or the device
+        with the most columns. The result is the device with the longest compute time if an even spread of the compute
+        time would save at least as many ms as an even spread of the columns.
+        """
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 
 
@@ -136,8 +140,8 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
-    """Return the predicted cost of an imagined plan, in ms: the devices have the compute times `compute` (D,), and
-    every device sends the mean number of columns of `plan`.
+    """Return the predicted cost in ms that `plan` would have if every device sent the mean number of columns of all
+    devices, and if the compute times of the D devices were `compute` (D,).
     """
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
     times = simulator.kernel_times(plan.device_loads, len(compute))

@@ -105,7 +105,7 @@ class PlanFacts:
 
     @classmethod
     def of(cls, name: str, explanation: Explanation) -> "PlanFacts":
-        """Return the explanation of the plan in the file `name` as plain values."""
+        """Return the explanation of a plan as plain values. `name` is the name of the plan file."""
         cost = explanation.cost
         return cls(
             name,

@@ -43,8 +43,9 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Draw a curve over the values of a setting, with 95% intervals. For each value, the curve shows how far the cost
-    of a task is, on average, above or below the mean cost of the same task over all values.
+    """Draw a curve that shows how costs depend on the value of a setting, with 95% intervals.
+    For each value, the curve shows the cost of a task relative to the mean cost of the same task over all values, as a
+    mean over tasks. For example, +2% means that costs with this value are, on average, 2% above the mean.
     """
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)

@@ -223,9 +223,8 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Return a pair for each search run: a description of the tasks of the run, and the run. The given pairs in
-    `searches` have a digest of the tasks in place of the description; the dict `sets` has the description for each
-    digest.
+    """Replace the digest of the tasks by a description of the tasks in each pair of `searches`, and return the new
+    pairs. A pair in `searches` has the digest and the search run. The dict `sets` has the description for each digest.
 
     Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
     description names the models, because costs can be compared only within one set of models.

@@ -52,8 +52,8 @@ _TRAINING = {"run": ("run", ""), "best validation ms": ("best", ".3f"), "rounds"
 
 
 def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) -> Section | None:
-    """Return the section of a report that compares methods, with a picture for each group of two or more methods; None
-    if there are no methods.
+    """Return the section of a report that compares the costs of methods; None if there are no methods. The section has
+    a picture for each group with costs of two or more methods. A group is a set of tasks or an evaluation.
 
     Args:
         compared: the result of `comparisons`.

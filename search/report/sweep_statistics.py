@@ -18,7 +18,7 @@ _CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relativ
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
-    """Compare the methods in each group by mean cost; return one row for each method in each group.
+    """Compare sharding methods by mean cost. Return a table with one row for each method in each group of tasks.
 
     Args:
         frame: table with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.
@@ -92,16 +92,17 @@ def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """Return a mask of the rows of `searched`, (n,): True if the search in the row is part of a sweep. In a sweep,
-    searches on the same tasks have two or more different values of the same setting.
+    """Return a mask for n searches, (n,): True if the search is part of a sweep of a setting. A sweep is two or more
+    searches with the same tasks that give the setting different values.
+    The table `searched` has a row for each search, with the columns tasks, setting and value.
     """
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Compare the values of each setting that was varied in a sweep. Return a table with one row for each value. Costs
-    are averaged only over the tasks that have a plan for every value of the setting.
+    """Compare the costs of plans between the values of each setting in a sweep. Return a table with one row for each
+    value of each setting on each set of tasks. Mean costs count only the tasks that were solved with all values.
 
     Returns:
         tasks, setting, value, solved (number of tasks), mean_ms; relative: mean over tasks of the cost relative to the

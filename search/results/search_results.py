@@ -86,7 +86,9 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a relative path stays inside the starting directory, judged only by the names in the path."""
+    """Return True if `name` is a relative path without "..", so that the path cannot leave the directory where it
+    starts. Return False if `name` is empty or not printable. Symbolic links are not checked.
+    """
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 

@@ -149,8 +149,8 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
-    """Write `policy.safetensors`, and then `policy.json` with the model card,
-    which documents the origin of the agent.
+    """Save an agent in the directory `path`: the weights in `policy.safetensors`, and the rest in `policy.json`.
+    The rest is the description of the networks and the model card, which documents how the agent was trained.
     """
     weights = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
     write_atomically(path / "policy.safetensors", save(weights))

@@ -112,7 +112,8 @@ class TaskBatch:
 
 
 def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
-    """Return the tensors of one task, in the order of the tensor fields of `TaskBatch`.
+    """Return the tensors of one task, in the order of the tensor fields of `TaskBatch`. All items are padded to
+    `most_tables` tables and `most_rivals` rivals: items that may not share a device with the item.
 
     Raises:
         UserError: the task has sequence tables or tables in host memory.

@@ -1,5 +1,5 @@
-"""Predicts the costs of partial placements for learned policies. These costs are the input of a policy, and the reward
-of the policy is computed from them.
+"""Predicts the costs of partial placements for learned policies. A policy gets the predicted costs as input, and the
+reward of the policy is computed from the predicted costs.
 
 The costs come from the simulator, or from a network that is trained together with the policy (DreamShard, section 3.2).
 """
@@ -54,12 +54,16 @@ class SimulatorCosts:
         self._model = model
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Return a vector for each item, (B, I, H): the sum of the vectors of the tables in the item."""
+        """Return a vector for each of I items in each of B tasks, (B, I, H): the sum of the vectors of the tables in
+        the item. An item is one table, or several tables that are kept together.
+        """
         once = {id(space): self._of_task(space) for space in {id(space): space for space in batch.spaces}.values()}
         return torch.stack([once[id(space)] for space in batch.spaces])
 
     def _of_task(self, space: SearchSpace) -> torch.Tensor:
-        """Return a vector for each item of one task, (I, H): the sum of the vectors of the tables in the item."""
+        """Return a vector for each of I items of one task, (I, H): the sum of the vectors of the tables in the item. An
+        item is one table, or several tables that are kept together.
+        """
         tables = space.whole_tables()
         flat = Loads.of([table for some in tables for table in some], space.task.batch_size)
         return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
@@ -153,8 +157,9 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict the cost of each device in P parts (compute time, forward and backward communication), (B, D, P) ms,
-        for B plans on D devices. The predicted values are at least 0; the compute time of an empty device is 0.
+        """Predict the parts of the cost of each of D devices in each of B plans, (B, D, P) ms. The P = 3 parts are the
+        compute time, the forward communication and the backward communication. The predicted values are at least 0; the
+        compute time of an empty device is 0.
         """
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
@@ -193,7 +198,9 @@ class CostNetwork(nn.Module):
         return total
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return a vector for each plan, (..., H): the maximum over the vectors of the plan's devices."""
+        """Return a vector for each plan, (..., H): the maximum, entry by entry, of the vectors of the plan's D devices.
+        These are given as `vectors` (..., D, H).
+        """
         return vectors.amax(dim=-2)
 
 
@@ -235,8 +242,9 @@ def fit(
     measured: MeasuredPlacements,
     generator: torch.Generator,
 ) -> float:
-    """Train the cost network on random batches of the `measured` placements, which are placements of the tasks in
-    `batch`. Return the mean loss (squared error) of the last 50 steps.
+    """Train the cost network on the placements in `measured`, and return the mean loss (squared error) of the last 50
+    training steps. Each step draws random placements from `measured`. `batch` has the tasks to which the placements
+    belong.
     """
     losses = []
     for _ in range(network.settings.steps):

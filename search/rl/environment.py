@@ -82,14 +82,19 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the P parts of the cost of each device in a state, (B, D, P), without unit. The parts are divided by
-        the equal share of a device, so that the costs of small and large tasks are comparable. The equal share is the
-        sum of the predicted compute times of all items, each alone on a device, divided by D.
+        """Predict the P parts of the cost of each device in a state, (B, D, P), relative to the task's average compute
+        time per device. The parts are returned by the method `parts` in ms, and divided by this average, so that the
+        costs of small and large tasks are comparable.
+
+        The average is the sum of the predicted compute times of all items of the task, each alone on a device, divided
+        by D.
         """
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the costs of the devices in a state, (B, D, P) ms."""
+        """Predict the P parts of the cost of each device in a state, (B, D, P) ms. The parts are the compute time, the
+        forward communication and the backward communication of the items that are on the device in this state.
+        """
         return self.costs.parts(self.batch, state.vectors, state.dims, state.count)
 
     def total_ms(self, state: EpisodeState) -> torch.Tensor:
@@ -97,8 +102,9 @@ class Environment:
         return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """Place the next item of each task in the batch on a device, and return the next state. The array `device` (B,)
-        has the number of the chosen device for each of B tasks.
+        """Place the next item of each of B tasks on a device, and return the state after this step. `device` (B,) has
+        the number of the chosen device for each task. If the chosen device is not legal, the episode of this task is
+        dead from now on.
 
         `legal` (B, D) is True for the devices that may have the item, as returned by the method `legal`.
         """

@@ -36,9 +36,9 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the loss of one policy update, a scalar: the policy-gradient loss minus the entropy bonus. The batch
-        has `times` episodes of each task, one after the other. The cost of each plan is compared with the mean cost of
-        the plans of the same task.
+        """Return the loss of one policy update, a scalar: the policy-gradient loss minus the entropy bonus. `episodes`
+        has `times` episodes of each task in a row: with `times` = 2, the episodes are of the tasks 0, 0, 1, 1 and so
+        on. The loss compares the cost of each plan with the mean cost of the plans of the same task.
         """
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
@@ -195,8 +195,9 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Let the policy draw placements at random, and return the placements with the costs that the simulator
-        predicts. Some of the placements are partial: these placements have only the items that were placed first.
+        """Let the policy draw random placements of random tasks, and return the placements with the costs that the
+        simulator predicts. Some placements are partial: they have only the first few items in the order of placement,
+        and not the later items of the task.
         """
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
@@ -214,9 +215,9 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """Return a plan that has only the items that are placed so far, for the task with the number `index` in `batch`. An
-    item is one table, or several tables that are kept together. `held` (I, D) is True if an item is on a device, for
-    each of I items and D devices. The task of the plan has only the tables of the placed items.
+    """Return a plan for only the items that are already placed, for the task with the number `index` in `batch`. `held`
+    (I, D) is True if item i is on device d. An item is one table, or several tables that are kept together. The task of
+    the plan has only the tables of the placed items.
     """
     space = batch.spaces[index]
     places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]

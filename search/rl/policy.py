@@ -37,8 +37,9 @@ class Policy(nn.Module):
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
-        item adds to its device, and the context from which the policy chooses the device.
+        """Return two vectors for each of I items in each of B tasks. The first vector is added to the vector of the
+        device on which the item is placed. The second vector is the context, from which the policy chooses this device.
+        `order` (B, I) has the indices of the items in the order of placement; the returned vectors are in this order.
 
         Returns:
             (B, I, H) what each item adds to its device, >= 0; and (B, I, C) what the policy knows when it places the
@@ -46,9 +47,9 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the scaled vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H).
-        The vectors of a task are divided by one number, so that tasks of all sizes look similar. The number is the mean
-        entry of an equal share: the sum of the vectors of all items, divided by the number of devices.
+        """Return the scaled vectors of the items in the order of placement `order` (B, I), as a tensor (B, I, H). All
+        vectors of a task are divided by the same number, so that tasks of all sizes look similar. The number is the
+        mean of the H elements of a vector: the sum of the vectors of all items, divided by the number of devices.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
@@ -112,9 +113,9 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
-        item adds to its device, and the context from which the policy chooses the device. In DreamShard's policy, both
-        vectors are the same: the result is the same tensor, (B, I, H), twice.
+        """Return two vectors for each of I items in each of B tasks, as `Policy.encode` does. In DreamShard's policy,
+        the context of an item is equal to the vector that the item adds to a device. So both results are the same
+        tensor, (B, I, H).
         """
         ordered = self.ordered(batch, order)
         return ordered, ordered
@@ -149,17 +150,17 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
-        item adds to its device, (B, I, H), and the context from which the policy chooses the device, (B, I, C). The
-        context is the item's first vector, concatenated with the output of the LSTM at the item.
+        """Return two vectors for each of I items in each of B tasks, as `Policy.encode` does: the vector that the item
+        adds to a device, (B, I, H), and the context of the item, (B, I, C). The context is the first vector,
+        concatenated with the output of the LSTM at the item.
         """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the devices, (..., D). Of the P parts of each device's cost in `costs` (..., D, P), only
-        the first part, the compute time, is used.
+        """Return a score for each of D devices, (..., D), as `Policy.scores` does. `costs` (..., D, P) has P parts of
+        the predicted cost of each device. Of these parts, only the first part is used: the compute time.
         """
         return super().scores(devices, context, costs[..., :1])
 
@@ -222,9 +223,9 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The log probabilities of all devices at each step of finished episodes, computed with gradients from the
-    present weights of the policy. The class also has the vectors of devices and items from which the probabilities were
-    computed.
+    """The log probabilities of all devices at each of I steps of B finished episodes. The function `replay` computes
+    these probabilities with the current weights of the policy, and gradients flow back to the weights. The vectors of
+    devices and items, from which the probabilities were computed, are also included.
 
     Attributes:
         log_probabilities: (B, I, D) of all devices.

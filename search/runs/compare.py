@@ -78,9 +78,9 @@ def comparison_columns(records: Sequence[SearchRecord], compared: Sequence[Compa
 
 
 def comparison_lines(records: Sequence[SearchRecord], compared: Sequence[ComparedPlan], directory: Path) -> list[str]:
-    """Return lines of text that compare the plans of a search with the plans of TorchRec's default planner: the mean
-    difference in predicted cost, the tasks that cannot be compared, with the reasons, and the directory of
-    TorchRec's plans.
+    """Return lines of text that compare the plans of a search with the plans of TorchRec's default planner.
+    The lines say how much the predicted costs differ on average, why some tasks cannot be compared, and in which
+    directory TorchRec's plans are.
     """
     if not compared:
         return []

@@ -123,12 +123,12 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return the plans in a form that can be compared. If there are two plans for different tasks, for example because
-    tables have grown, the first plan is restated: replaced by a plan for the task of the second plan, with each table
-    sharded in the same way. If this is not possible, or if there is only one plan, the plans stay the same.
+    """Return the plans, changed so that both plans are for the same task. If the tasks of two plans differ, for example
+    because tables have grown, the first plan is replaced by a plan for the task of the second plan, with each table
+    sharded in the same way. If this is not possible, or if there is only one plan, the plans are returned unchanged.
 
     Returns:
-        The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of
+        The plans, and a remark if the first plan was replaced. This is possible if both plans have the same number of
             devices, every table is pooled as before, and the new shape of every table allows its place.
     """
     first, last = plans[0], plans[-1]

@@ -130,9 +130,9 @@ class Search(OutputSettings, ModelSettings):
 
     @property
     def _usual_framework(self) -> str | None:
-        """The default of the setting `framework`: the name of the training framework, such as "torchrec", whose
-        overhead the predicted costs include. None if predicted costs by default do not include the overhead of any
-        framework.
+        """The name of the training framework, such as "torchrec", whose overhead the predicted costs include by
+        default. The value is None if there is no such framework. The setting `framework` of the cost models has
+        priority over this default.
         """
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
@@ -241,7 +241,9 @@ class Search(OutputSettings, ModelSettings):
     def _record(
         self, directory: Path, number: int, answer: Searched, simulator: Simulator
     ) -> tuple[SearchRecord, Plan | None]:
-        """Save the plan of a task, if there is a plan; return the record of the task and the plan."""
+        """Save the plan of a task to a file. Return two values: the record of the task, and the plan. If the search
+        found no plan, no file is written, and None is returned as the plan.
+        """
         found = answer.found
         if isinstance(found, InfeasibleError):
             return SearchRecord(number, None, str(found), None, answer.seconds), None
@@ -308,7 +310,9 @@ class SearchResult:
 
     @property
     def outcome(self) -> JobFigures:
-        """The costs, search time and free memory of this run, by which a sweep compares the run with other runs."""
+        """The costs, search time and free memory of this run. After a sweep, a table compares the runs of the sweep by
+        these results.
+        """
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         devices = {task.topology.num_devices for task in self.tasks}
@@ -411,8 +415,8 @@ class SearchResult:
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Return True if a directory has a finished search of one task that found no plan;
-    such a search may be repeated.
+    """Return True if the run directory `there` has a finished search with a single task, and the search found no plan.
+    Such a search may be repeated.
     """
     if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False

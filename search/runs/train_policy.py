@@ -106,8 +106,8 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Return what a trained policy depends on, except the tasks, as a dict that is saved with the policy: the
-        settings of the training, and the digest of the cost models.
+        """Return a dict that is saved with the trained policy: the settings of the training, and the digest (hash) of
+        the cost models. Apart from the tasks, the policy depends only on these values.
         """
         return {
             "method": self.method,
@@ -120,8 +120,9 @@ class TrainPolicy(ModelSettings):
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
-    """Return the mean cost of the most probable plans, in ms, over the tasks with a plan; and the fraction of tasks
-    that have a plan.
+    """Return the mean cost, in ms, of the policy's plans for `tasks`, and the fraction of tasks that have a plan. The
+    policy places each item (such as a table) on the most probable device. The mean is over the tasks with a plan, and
+    is infinite if no task has a plan.
     """
     with torch_threads(1):
         environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
@@ -131,8 +132,9 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 
 
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
-    """Return the mean cost, in ms, of the plans of random placement and of each heuristic, by the name of the method.
-    Each mean is over the tasks for which the method finds a plan.
+    """Return the mean cost, in ms, of the plans that each reference method finds, as a dict by the name of the method.
+    The methods are random placement and the greedy heuristics. Each mean is over the tasks for which the method finds a
+    plan; a method without plans is left out.
     """
     mean_ms = {}
     for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():

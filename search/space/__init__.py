@@ -1,1 +1,1 @@
-"""The space of column-wise plans: items, the sizes and costs of all shards of items, packing, and checks of memory."""
+"""Input of searches for column-wise plans: items to place, sizes and costs of shards, packing, and memory checks."""

@@ -1,5 +1,6 @@
-"""Upper bounds of the widths of cache rows. With such a bound for each shard, a search can count the bytes of the shard
-without knowing which other shards use the same cache.
+"""Compute upper bounds of the widths of cache rows, for search methods. All rows of a cache are as wide as the widest
+shard in the cache. With a bound for each shard, a search can count the bytes of the shard before the search knows which
+other shards use the same cache.
 
 A device's cache has rows as wide as the widest cached shard on it, so the bytes of a shard depend on the shards beside
 it, which no search knows in advance. Searches charge each cached shard for the widest cached shard that may come to
@@ -25,9 +26,9 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the number of columns with which a search counts the bytes of each of n loads, (n,). A load is the work of
-    one shard of a table for the kernels of a device. The number can be larger than the number of columns of the shard,
-    because all rows of a cache are as wide as the widest shard in the cache.
+    """Return the width, in columns, with which a search counts the bytes of each of n shards, (n,). The shards are
+    given as `loads`: a load is the work of one shard for the kernels of a device. The returned width of a shard may be
+    larger than the shard, because all rows of a cache are as wide as the widest shard in the cache.
 
     The array `item` (n,) has the item (a table, a pinned shard, or several tables kept together) of each load.
 
@@ -48,8 +49,8 @@ def charged_widths(
 
 
 def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
-    """Return the width in columns of the widest shard that each of I items may meet in a cache, (I,). Two shards meet
-    if they are in the same cache on the same device.
+    """Return, for each of I items, the width in columns of the widest shard that may be in the same cache as a shard of
+    the item, (I,). A cache is shared by the cached shards of one kernel call on one device.
 
     `loads` (n,) has all shards of one kernel call, and `item` (n,) has the item of each shard. A shard of an item never
     meets another shard of the same item, but tables that are kept together do meet.
@@ -68,15 +69,19 @@ def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Lo
 
 
 def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArray:
-    """Return the width in columns of the widest shard into which the rules allow each item to be cut, (I,)."""
+    """Return the width in columns of the widest shard that each of I items may have under the placement rules, (I,).
+    For example, if an item of 128 columns needs at least 2 shards of at least 32 columns, the widest shard has 96
+    columns.
+    """
     width = np.array([sum(units for _, units in tables) for tables in items], dtype=np.int64)
     widest: IntArray = (width - rules.min_width * (np.maximum(rules.min_shards, 1) - 1)) * DIM_MULTIPLE
     return widest
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if some table may share a cache with wider tables or shards. A search then counts more bytes for this
-    table than the columns of the table take, because all rows of a cache are as wide as the widest shard in the cache.
+    """Return True if a search must count more bytes for some table than the columns of the table take. A table needs
+    more bytes if the table may share a cache with wider tables or shards, because all rows of a cache are as wide as
+    the widest shard in the cache.
     """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])

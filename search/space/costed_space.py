@@ -36,9 +36,9 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def checked(cls, fixed: FixedLoad, simulator: Simulator) -> "CostedSpace":
-        """Return the search space of all tables that are to be placed column-wise, with the predicted cost of every
-        shard. Before that, check that the models support the task, and that the tables do not need more memory than the
-        devices have.
+        """Return the search space of the tables that a search is to place column-wise, with the predicted compute time
+        of every shard. `fixed` is the load of all other tables of the task. The function also checks that the models
+        support the task, and that the column-wise tables do not need more memory than `fixed` leaves.
 
         Raises:
             UserError: the models cannot serve the task.
@@ -51,8 +51,8 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Return the search space `space` with costs: the predicted compute time of every shard if the shard is alone
-        on a device.
+        """Return a copy of the search space `space` with the predicted compute time of every shard, in ms. The models
+        in `kernels` predict the time for the case that the shard is alone on a device.
 
         The models predict the costs of all shards in one call.
         """
@@ -69,8 +69,8 @@ class CostedSpace(SearchSpace):
 
     @property
     def problem(self) -> PlacementProblem:
-        """The placement problem of this space for the published search:
-        the shards, the memory, and the costs of plans.
+        """The placement problem of this space, in the form that NeuroShard's published search needs: the shards, the
+        memory, and the costs of plans.
         """
         return PlacementProblem(
             self.shards, self.model.head, self.free_bytes, self.fixed.compute_ms,
@@ -78,8 +78,9 @@ class CostedSpace(SearchSpace):
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Return a smaller search space without the tables that are already placed, as part of the fixed load `fixed`.
-        The costs of the remaining tables stay the same.
+        """Return a smaller search space, which has only the tables that `fixed` leaves to be placed
+        (`fixed.column_wise`). The other tables of this space count as placed: their load is part of `fixed`. The
+        predicted costs of the remaining shards are not computed again.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
@@ -88,9 +89,8 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predict when each of D devices starts and ends the output dist in n whole plans, two arrays (n, D) in ms.
-        The output dist is predicted as the last part of a step. A device starts the output dist after the backward
-        exchanges and the compute.
+        """Predict the times at which each of D devices starts and ends the output dist, in each of n plans: two arrays
+        (n, D) in ms. The output dist counts as the last part of a step, after the compute and the backward exchanges.
 
         `compute_ms` (n, D) has the compute time of the column-wise tables. `units` (n, D) has the units of 4 columns
         that each device sends for these tables, for each sample. The compute time and the traffic of the fixed load are
@@ -103,8 +103,9 @@ class CostedSpace(SearchSpace):
         return self.simulator.costs_of(*self._work(plans))
 
     def balanced_cost(self, widths: IntArray) -> Cost:
-        """Return the predicted cost of an imagined plan whose devices share the work of the plan `widths` (I, D)
-        evenly: each device has the mean kernel times, and sends the mean number of bytes.
+        """Return the predicted cost of an imagined plan that has the same total work as the plan `widths` (I, D),
+        spread evenly over the devices. Every device has the mean kernel times of that plan, and sends the mean number
+        of bytes.
         """
         times, traffic = self._work([widths])
         return self.simulator.costs_of(times.evenly, traffic.evenly)[0]
@@ -159,8 +160,9 @@ def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
 
 
 def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
-    """Return the placement rules of only the items for which `kept` (I,) is True. If an item is kept, all rivals of
-    this item (the items that may not share a device with the item) must be kept.
+    """Return the placement rules of only the items for which `kept` (I,) is True. The rivals of an item are the items
+    that may not share a device with the item. The caller must keep all rivals of each kept item; the function does not
+    check this.
     """
     place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
     return PlacementRules(

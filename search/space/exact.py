@@ -36,10 +36,12 @@ def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray | None:
-    """Return the packing that the solver finds, or None if the solver finds no packing.
-    The packing is an array (I, D): the width of each of I items on each of D devices, in units of 4 columns. The solver
-    computes with rounded bytes, so the packing may need slightly more memory than the devices have. A larger `margin`
-    makes this less likely: `margin` is the memory that the solver leaves free on every device with rounded bytes.
+    """Return the packing that the solver finds, or None if the solver finds no packing. The packing is an array (I, D):
+    the width of each of I items on each of D devices, in units of 4 columns.
+
+    On devices with large memory, the solver computes with rounded bytes, so the packing may need slightly more memory
+    than such a device has. To make this less likely, the solver leaves `margin` units of memory free on such a device.
+    A unit is 1 / `_SCALE` of the memory of the device.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import: only where it is used
     from scipy.sparse import block_diag, coo_array, eye_array, hstack, kron
@@ -79,11 +81,13 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return a linear constraint for the solver: the shards on each device fit in the memory of the device.
-    The constraint is a triple: a matrix (D, n), a lower limit and the upper limits (D,), for D devices and n unknowns
-    of the solver. The matrix times the unknowns is the used memory of each device. The upper limits are the memory of
-    the devices, less `margin` if the bytes of the device are rounded. The lower limit is minus infinity, that is, no
-    limit.
+    """Return a linear constraint for the solver: the shards on each device fit in the memory of the device. The
+    constraint is a triple: a matrix (D, n), a lower limit and the upper limits (D,), for D devices and n unknowns of
+    the solver. The matrix times the unknowns is the used memory of each device, and the upper limits are the memory of
+    the devices.
+
+    If the bytes of a device are rounded, `margin` is subtracted from the upper limit. The lower limit is minus
+    infinity, that is, no limit. The unit of memory can be different on each device.
     """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])
@@ -99,10 +103,11 @@ def _bytes_fit(
 
 
 def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
-    """Return True if a packing is valid.
-    The packing is `widths` (I, D): the width of each of I items on each of D devices, in units of 4 columns. The
-    packing is valid if all columns of the items are placed, the rules of the items are kept, and the shards fit in the
-    memory of the devices, memory_bytes (D,). Bytes are not rounded here, unlike in the solver.
+    """Return True if a packing is valid: all columns of the items are placed, the rules of the items are kept, and the
+    shards fit in the memory of the devices. The packing is `widths` (I, D): the width of each of I items on each of D
+    devices, in units of 4 columns. `memory_bytes` (D,) is the memory of each device.
+
+    This function computes with exact bytes, while the solver computes with rounded bytes.
     """
     size = [sum(column) for column in shards.size_bytes[shards.first[:, None] + widths].T.tolist()]
     return bool(

@@ -72,9 +72,8 @@ class FixedLoad:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "FixedLoad":
-        """Return the fixed load of the tables with placements in `others`: the memory, the traffic, and the compute
-        times that `model` predicts. The tables without a placement in `others` are to be placed column-wise by the
-        search.
+        """Return the fixed load of the placements `others`. The load has the memory, the traffic, and the compute times
+        that `model` predicts. All tables without a placement in `others` are left for the search to place column-wise.
 
         Raises:
             InfeasibleError: the placements take more memory than there is.
@@ -113,9 +112,9 @@ class FixedLoad:
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """Return the bytes that devices send in the exchanges of n plans: the bytes for the tables of this load, equal
-        in all plans, plus the bytes for the column-wise tables. The array `units` (n, D) has the units of 4 columns
-        that each device sends for the column-wise tables, for each sample.
+        """Return the bytes that each of D devices sends in the exchanges of n plans. The bytes are a sum: the bytes for
+        the tables of this load, which are equal in all plans, plus the bytes for the column-wise tables. For the
+        column-wise tables, `units` (n, D) has the number of columns that each device sends per sample, divided by 4.
         """
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.sent_bytes.any():
@@ -125,15 +124,15 @@ class FixedLoad:
         return Traffic(sent_bytes, np.full(len(columns), task.batch_size), task.topology.fast_links)
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
-        """Return a plan with this load and with column-wise shards: each entry (table index, dim, device) of `columns`
-        puts a shard with `dim` columns of the table on the device.
+        """Return a plan that places the tables of this load, and places the column-wise shards in `columns`. An entry
+        of `columns` is (table index, dim, device): a shard with `dim` columns of the table is placed on the device.
         """
         return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two arrays of times in ms, (n, D) each, for D devices in each of n plans. The first array has the sum
-        of compute time and backward exchanges, after which a device starts the output dist. The second array also
-        includes the time of the output dist.
+        """Return two arrays of times in ms, (n, D) each, for D devices in each of n plans. The first array has the
+        compute time of a device plus the time of the backward exchanges. A device starts the output dist after this
+        time. The second array has the times of the first array plus the time of the output dist.
 
         Args:
             simulator: costs exchanges.
@@ -146,8 +145,9 @@ class FixedLoad:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return a mask (T, D), with an entry for each of T tables on each of D devices. The entry is True if the
-        constraints keep the table apart from a table of this fixed load that is on the device.
+        """Return a mask (T, D), with an entry for each of T tables on each of D devices. The entry is True if a table
+        of this fixed load is on the device, and is in the same group of `constraints.apart` as the table of the entry.
+        A column-wise table must not be placed on a device for which the entry of the table is True.
         """
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)

@@ -1,5 +1,5 @@
-"""Checks that the tables of a task fit in memory; if not, the errors name an amount of memory for which a packing of
-the tables was found.
+"""Checks that the tables of a task fit in memory. If the tables do not fit, an error is raised. If possible, the error
+names an amount of memory for which a packing of the tables was found.
 """
 
 import numpy as np
@@ -93,7 +93,8 @@ def memory_in_all(memory: IntArray) -> str:
 
 
 def check_total(space: SearchSpace) -> None:
-    """Raise InfeasibleError if sums of bytes are enough to prove that the column-wise tables do not fit in memory.
+    """Raise InfeasibleError if sums of bytes prove that the column-wise tables do not fit in memory. The check searches
+    for no packing, so tables that pass this check may still not fit.
 
     The proof is that all items together, or one item in its narrowest shards, take too many bytes. The error names an
     amount of memory that suffices, if there is one.
@@ -116,9 +117,9 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error to raise if some items (tables, pinned shards, or tables kept together) are too large for every
-    device, even if they are split into the narrowest shards that the rules allow. The array `tight` (n,) has the
-    numbers of these items. The error names the item whose narrowest shard takes the most bytes.
+    """Return the error to raise if some items do not fit on any device, even if they are split as finely as the rules
+    allow. An item is a table, a pinned shard, or several tables kept together. `tight` (n,) has the indices of the
+    items that do not fit. The error names one of these items: the item whose narrowest shard takes the most bytes.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])
@@ -135,8 +136,10 @@ def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
 
 
 def check_confined(space: SearchSpace) -> None:
-    """Raise InfeasibleError if the items (tables, pinned shards, or tables kept together) that are confined to the same
-    devices take more memory than these devices have.
+    """Raise InfeasibleError if constraints confine some items to a set of devices that has too little memory for these
+    items. An item is a table, a pinned shard, or several tables kept together. For example, the error is raised if
+    constraints allow only devices 0 and 1 for 3 tables, and these tables take more bytes than both devices together
+    have. At most 256 sets of devices are checked.
     """
     size = space.shards.size_bytes[space.shards.whole]
     allowed, memory = space.shards.rules.allowed, space.free_bytes
@@ -150,17 +153,18 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return a remark that error messages append to a number of bytes. The remark warns that the number is an upper
-    bound, because the rows of every cache are counted as wide as the widest cached table. Return an empty text if the
-    number of bytes is not raised by this bound for any item (table, pinned shard, or tables kept together).
+    """Return a remark that follows a number of bytes in error messages: every cache counts as wide as the widest cached
+    table. Because of this count, the number is an upper bound. Return an empty text if the count adds no bytes to any
+    table.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""
 
 
 def _advice(space: SearchSpace, why: str = "") -> str:
-    """Return the last part of an error about too little memory, as text: the advice to give each device more memory.
-    The text names a sufficient amount of memory if an amount was found, followed by `why`, the reason for this amount.
+    """Return the last part of an error about too little memory: the advice to give each device more memory. If a
+    sufficient amount of memory was found, the advice names the amount, followed by the text `why`, which is the reason
+    for the amount.
     """
     named = memory_that_does(space)
     if named is None:

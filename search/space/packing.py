@@ -1,5 +1,6 @@
-"""Packs items (tables, pinned shards, or tables kept together) into the memory of devices. The packing keeps the rules
-of the items, and disregards costs. If the items do not fit, the module finds an amount of memory that suffices.
+"""Packs items into the memory of devices, without regard to costs. An item is a table, a pinned shard, or several
+tables that are kept together. A packing obeys the constraints of every item, such as the allowed devices. If the items
+do not fit, the module finds how much memory is enough.
 
 Items can be split at every 4 columns, so slices of 4 columns are packed; the slices of an item are of about equal size.
 Items are packed in descending size of a slice. As much of an item as fits goes to the device with the most free memory.
@@ -25,8 +26,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return how large `topology.memory_bytes` must be, so that each device has at least `factor` times as much memory
-    for the items as it has now.
+    """Return a value for `topology.memory_bytes` with which the free memory for items on each device is at least
+    `factor` times the present free memory, `space.free_bytes`.
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.
@@ -84,8 +85,11 @@ def _is_short(space: SearchSpace, memory_bytes: IntArray) -> bool:
 
 
 def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return widths (I, D) that pack the items (tables, pinned shards, or tables kept together) into memory_bytes (D,).
-    The packing keeps the rules of the items and cuts few items into shards. Return None if no packing is found.
+    """Return a packing of all items into the memory of D devices, memory_bytes (D,), or None if no packing is found.
+    The packing is an array (I, D): the width of each of I items on each device, in units of 4 columns.
+
+    An item is a table, a pinned shard, or several tables that are kept together. The packing obeys the constraints of
+    every item, such as the allowed devices, and cuts few items into shards.
     """
     if _is_short(space, memory_bytes):
         return None
@@ -95,8 +99,11 @@ def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _pack_in_other_orders(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Pack the items in several orders, one order after the other, and return the first packing that succeeds. The
-    first order is by the number of allowed devices and then by size. Return None if no order succeeds.
+    """Pack the items in one order after another until a packing succeeds, and return this packing. Return None if no
+    order succeeds.
+
+    The first order begins with the items that constraints keep away from a device or from another item. Among these
+    items, and among all others, items with fewer allowed devices come first, and then larger items.
 
     The other orders are random, with a fixed seed, and deviate more and more from the first.
     """

@@ -1,5 +1,6 @@
-"""Compiled checks that the rules and the room on devices allow a shard; packing, heuristics and random placement use
-these checks.
+"""Compiled functions that check if a shard may be placed on a device, and that place a shard. The checks are about the
+placement rules and the free memory and traffic (the room) of the device. Packing, heuristics and random placement use
+these functions.
 """
 
 import numpy as np
@@ -12,8 +13,9 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 @jit
 def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask of devices, (D,): True if the rules allow a shard of an item on the device. An item is a table, a
-    pinned shard, or several tables kept together. The shards `widths` (I, D) are on the devices already.
+    """Return a mask of D devices, (D,): True if the placement rules allow a shard of item number `item` on the device.
+    Free memory is not checked. An item is a table, a pinned shard, or several tables kept together. `widths` (I, D) has
+    the width of each of I items on each device so far, in units of 4 columns; 0 if the device has no shard of the item.
     """
     may: BoolArray = np.zeros(widths.shape[1], np.bool_)
     for device in range(len(may)):
@@ -23,8 +25,11 @@ def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArra
 
 @jit_inline
 def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
-    """Return True if `widths` (I, D) keep the rules of all items (tables, pinned shards, or tables kept together): the
-    allowed devices, the allowed numbers of shards, the smallest width, and the items that must be apart.
+    """Return True if a plan keeps the placement rules of all items (tables, pinned shards, or tables kept together).
+    The plan is given as `widths` (I, D): the width of each of I items on each of D devices, in units of 4 columns.
+
+    For each item, the rules give the devices that are allowed, the allowed numbers of shards, the smallest width of a
+    shard, and the other items that may not be on the same device.
     """
     num_items, num_devices = widths.shape
     for item in range(num_items):
@@ -41,8 +46,9 @@ def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
 
 @jit_inline
 def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> bool:
-    """Return True if the rules and the free room allow a shard of an item on a device. The shard is `width` units of 4
-    columns wide.
+    """Return True if a shard of item number `item` may be placed on a device: the placement rules allow the shard, and
+    the device has enough free memory and traffic. The shard is `width` units of 4 columns wide. `room` has the free
+    memory and traffic of all devices.
     """
     there = room.widths[item, device]
     sends = shards.sent_units[shards.first[item] + width]
@@ -51,8 +57,9 @@ def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device:
 
 @jit
 def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: int) -> BoolArray:
-    """Return a mask of devices, (D,): True if the rules and the free room allow a shard of an item on the device. The
-    shard is `width` units of 4 columns wide.
+    """Return a mask of D devices, (D,): True if a shard of item number `item` may be placed on the device. The
+    placement rules must allow the shard, and the device must have enough free memory and traffic. The shard is `width`
+    units of 4 columns wide.
     """
     has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
     for device in range(len(has_room)):
@@ -62,7 +69,8 @@ def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: in
 
 @jit_inline
 def put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> None:
-    """Put a shard of an item on a device, by changing the free room in `room` in place. The shard is `width` units of 4
+    """Place a shard of item number `item` on a device: reduce the free memory and traffic of the device in `room`, and
+    add the shard to the placed widths in `room`. The arrays of `room` change in place. The shard is `width` units of 4
     columns wide.
     """
     room.free_bytes[device] -= more_bytes(shards, item, width, room.widths[item, device])

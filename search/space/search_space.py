@@ -30,8 +30,9 @@ _FRACTIONS = 1024  # fractions per unit of 4 columns
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The column-wise tables of a task as I items, which a search places on devices with a fixed load. An item is a
-    table, a pinned shard, or several tables that are kept together.
+    """The column-wise tables of a task, which a search places on D devices. The tables are given as I items: an item is
+    a table, a pinned shard, or several tables that are kept together. The devices may already have a fixed load: the
+    row-wise and data-parallel tables of the task.
 
     Attributes:
         fixed: the task, and the load of its other tables.
@@ -45,8 +46,9 @@ class SearchSpace:
 
     @classmethod
     def of(cls, fixed: FixedLoad) -> "SearchSpace":
-        """Return the space of the column-wise tables. The tables are cut into items. For every shard of every item, the
-        space has the bytes of memory, and the units of 4 columns that a device sends for each sample.
+        """Return the search space of the tables that the fixed load `fixed` leaves to be placed column-wise.
+        The space has the items of these tables, and all possible shards of the items. For each shard, the space has the
+        bytes of memory, and the number of units of 4 columns that a device with the shard sends for each sample.
 
         Raises:
             UserError: a table may not be column-wise.
@@ -114,9 +116,9 @@ class SearchSpace:
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return a plan for all tables of the task. The column-wise tables are placed as in `widths` (I, D): the width
-        of each item on each device, in units of 4 columns. The row-wise and data-parallel tables are placed as in the
-        fixed load.
+        """Return the plan of all tables of the task, with the column-wise tables placed according to `widths`.
+        `widths` (I, D) has the width of each item on each device, in units of 4 columns; 0 if the device has no shard
+        of the item. All other tables, which are row-wise or data-parallel, are placed as in `fixed`.
         """
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
@@ -177,9 +179,9 @@ class SearchSpace:
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Split each of I items as finely as the rules allow, and return three arrays, (I,) each. The arrays are the width
-    of the item's widest shard in units of 4 columns, the bytes of this shard, and the free bytes on the device with the
-    most free memory, of the devices that may have a shard of the item.
+    """Split each of I items into as many nearly equal shards as the rules allow, and return three arrays (I,).
+    The first array has the width of the item's widest shard, in units of 4 columns. The second array has the bytes of
+    this shard. The third array has the most free bytes of any device on which the item is allowed.
     """
     shards, rules, width = space.shards, space.shards.rules, space.shards.full_width
     narrowest = np.where(rules.max_shards > 1, -(-width // rules.max_shards), width)
@@ -188,20 +190,20 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Round the traffic of n loads, `units` (n,), to multiples of 1/1024, but at least to 1/1024. The traffic of a load
-    is the number of units of 4 columns that a device sends for each sample because of the load. A load is the work of a
-    shard of one table.
+    """Round the traffic of each of n loads, `units` (n,), to the nearest multiple of 1/1024, but not below 1/1024.
+    The traffic is the number of units of 4 columns that a device sends for each sample because of the load. A load is
+    the work of a shard of one table. Sums of the rounded numbers are exact in any order.
     """
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return the loads of all shards in a shard table, as a pair: the row of the shard table for each of n loads, (n,),
-    and the loads. A load is the work of a shard for the kernels of a device. Empty shards have no load.
+    """Return the n loads of all possible shards of the items, as two values: the row of each load, (n,), and the loads.
+    A load is the work of a shard for the kernels of a device. The row is the row of the load's shard in the table of
+    all shards (`ShardTable`). `first` and `full_width` (I,) have the first row and the whole width of each item.
 
-    A shard has several loads if the shard has several tables or is too wide for the kernels. Tables that are kept
-    together are never split, so only the rows of the whole items have loads. `first` and `full_width` (I,) have the
-    first row and the whole width of each item in the shard table.
+    A shard has several loads if the shard has several tables or is too wide for the kernels. Empty shards have no load.
+    Tables that are kept together are never split, so only the rows of the whole items have loads.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -213,12 +215,11 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return the loads of n shards, as one set of loads for each shard. Shard k belongs to the item `item[k]`, and is
-    `units[k]` units of 4 columns wide.
-    A load is the work of a shard for the kernels of a device. A set has several loads if the shard has several tables
-    or is too wide for the kernels.
+    """Return the loads of n shards of items, as n sets: the work of each shard for the kernels of a device.
+    Shard k is a part of the item with the index `item[k]` in `items`, and is `units[k]` units of 4 columns wide.
 
-    A shard of tables that are kept together always has all columns of these tables.
+    The set of a shard has several loads if the shard has several tables or is too wide for the kernels. A shard of
+    tables that are kept together always has all columns of these tables.
     """
     table = np.array([table for tables in items for table, _ in tables])
     whole = LoadSets(task.loads.take(table), np.array([len(tables) for tables in items]))
@@ -246,8 +247,10 @@ class _Item(NamedTuple):
 
 
 def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
-    """Return the rules of all items as arrays. The rules also consider the fixed load: an item may not be on a device
-    that already has a table of the fixed load, if the constraints keep this table apart from the item.
+    """Return the rules for I items as arrays: the devices on which each item is allowed, into how many shards and how
+    narrow shards the item may be split, and the items that may not share a device with the item.
+
+    An item is not allowed on a device if the fixed load has a table there that constraints keep apart from the item.
     """
     allowed = np.zeros((len(items), fixed.task.topology.num_devices), dtype=np.bool_)
     for index, item in enumerate(items):
@@ -267,8 +270,9 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Assign n shards to different devices, and return (shard, device) pairs. The mask `fits` (n, D) is True if a shard
-    fits on a device. As many shards as possible get a device that fits; the other shards get any of the other devices.
+    """Assign each of n shards to a different device, and return the assignment as pairs (shard, device).
+    The mask `fits` (n, D) is True if a shard fits on a device. As many shards as possible are assigned to a device on
+    which the shard fits. Every other shard is assigned to some device that is left.
     """
     if not len(fits):
         return []

@@ -66,8 +66,9 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """Join the other measuring processes, and return the object (bench) that measures in this process.
-    The processes meet at the address `meet_at`, an init method of torch.distributed such as "env://".
+    """Join the other measuring processes, and return the bench of this process: the object that measures samples.
+    `rank` is the rank of this process, and `count` is the number of processes. The processes meet at the address
+    `meet_at`, an init method of torch.distributed such as "env://".
 
     The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
     processes meet.
@@ -116,8 +117,8 @@ class Torchrun(Meter[Sample]):
         self._leave()
 
     def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
-        """Send the batch of rank 0 to every process, and return this batch in every process.
-        A batch of None ends the work.
+        """Broadcast the batch of samples from rank 0 to every process, and return this batch.
+        Rank 0 passes the batch, or None to end the measurements. In the other processes, the argument has no effect.
         """
         box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)

@@ -69,7 +69,7 @@ class Meter(ABC, Generic[Sample_contra]):
 
 @dataclass(frozen=True)
 class Joining(Generic[Sample]):
-    """The settings that a process needs to join the other measuring processes.
+    """The settings that a process needs to join a group of processes that measure together.
 
     Attributes:
         device: the device to measure on.

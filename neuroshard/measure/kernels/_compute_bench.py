@@ -70,8 +70,8 @@ def fused_run(
     rng: np.random.Generator,
 ) -> Prepared:
     """Prepare a kernel call of FBGEMM's fused kernel on the sample's tables, and return the call ready to be timed.
-    The call runs the forward pass, and the backward pass with the optimizer update. Of a row-wise table, only the rows
-    on the sample's device are looked up and updated.
+    The call runs the forward pass, and the backward pass with the optimizer update. In a row-wise table, the call looks
+    up and updates only the rows on the sample's device.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -171,7 +171,9 @@ def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
 
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
-    """Return a function that updates the weights by row-wise Adagrad, table by table; each table is (rows, dim)."""
+    """Return a function that updates the weights in place by row-wise Adagrad, from a gradient of all weights.
+    `weights` is a flat tensor with all tables, one after another; `specs` has the shape (rows, dim) of each table.
+    """
     # 1e-8 is 0 in fp16, and rows without lookups would become NaN.
     epsilon = max(_EPSILON, torch.finfo(weights.dtype).tiny)
     sizes = [rows * dim for rows, dim in specs]
@@ -219,8 +221,8 @@ class ComputeBench:
 
         def build(index: int) -> Run:
             """Prepare the sample with the number `index`, and return a function that times one run of the sample.
-            Also store the lookups in the sample's row blocks in `seen[index]`: the number of lookups and the reuse
-            histogram of each block. `_together` copies these statistics to the outcome of the sample.
+            Also store statistics of the sample's row blocks in `seen[index]`: the number of lookups and the reuse
+            histogram of each block. After the runs, `_together` adds these statistics to the outcome of the sample.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
@@ -240,8 +242,10 @@ class ComputeBench:
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:
-        """Reserve CPU memory for the samples, beginning with the largest sample.
-        All memory is then paged in before any sample is timed.
+        """Grow the buffers for weights in CPU memory, so that the largest sample of each data type fits.
+        The buffers are filled with numbers, so all pages are in memory before any sample is timed. Data-parallel
+        samples, and samples that are too large for the memory, are skipped. If the device is not a CPU, nothing is
+        reserved.
         """
         if self._device.torch_device.type != "cpu":
             return

@@ -99,8 +99,8 @@ def table_of_feature(sample: ComputeSample) -> list[int]:
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Return the bytes per element that all tables have in common.
-    Raise UserError if the tables have several precisions.
+    """Return the bytes per weight of the tables in a kernel call; all tables must have the same number.
+    Raise UserError if the tables have different numbers of bytes per weight.
     """
     widths = {table.bytes_per_element for table in sample.tables}
     if len(widths) > 1:

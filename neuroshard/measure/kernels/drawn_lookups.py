@@ -76,8 +76,8 @@ class PopularRows:
         return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
-        """Return the numbers of the hottest rows, with the hottest row last.
-        `share` is the fraction of all rows to return.
+        """Return the row numbers of the hottest (most often looked-up) rows, with the hottest row last.
+        `share` is the fraction of the table's rows to return; the result has at least one row.
         """
         count = max(1, int(share * self.table.rows))
         return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
@@ -97,8 +97,9 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw row numbers for U looked-up rows of a table, (U,). All row numbers are different.
-    `counts` (U,) has the number of lookups of each looked-up row. `hot_first` is a fraction from 0 to 1.
+    """Draw a different row number for each of U looked-up rows of a table, and return these numbers, (U,).
+    `counts` (U,) has the number of lookups of each looked-up row. `hot_first`, from 0 to 1, is the fraction of hot rows
+    (rows with more than one lookup) that are at the beginning of the table.
 
     If `hot_first` is above 0, this fraction of the rows with more than one lookup get the first row numbers, hottest
     first, and all other rows get higher numbers. If `hot_first` is 0 and the table has `row_lookups`, each block of
@@ -112,11 +113,11 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw row numbers for U looked-up rows, (U,), such that many hot rows are at the beginning of the table.
-    All row numbers are different. `counts` (U,) has the number of lookups of each row; a row is hot if the row has more
-    than one lookup.
+    """Draw a different row number for each of U looked-up rows, (U,), with hot rows at the beginning of the table.
+    `counts` (U,) has the number of lookups of each row. A row is hot if the row has more than one lookup. `hot_first`
+    is the probability that a hot row is at the beginning.
 
-    Each hot row is chosen with probability `hot_first`. The chosen rows get the row numbers 0, 1, ..., with the hottest
+    Each hot row is chosen with this probability. The chosen rows get the row numbers 0, 1, ..., with the hottest
     row first. All other rows get random higher row numbers.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
@@ -130,9 +131,9 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Draw row numbers for U looked-up rows, (U,), such that each block of the table gets its share of the lookups.
-    All row numbers are different. `counts` (U,) has the number of lookups of each looked-up row. `table.row_lookups`
-    has the share of the lookups for each block; the blocks have about equal numbers of rows.
+    """Draw a different row number for each of U looked-up rows, (U,), such that the lookups match `table.row_lookups`.
+    The table is divided into blocks with about equal numbers of rows, and `table.row_lookups` has the share of all
+    lookups that each block should get. `counts` (U,) has the number of lookups of each looked-up row.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -153,10 +154,12 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Assign each of U rows to a block of rows, such that each block gets about its share of all lookups.
-    Return the index of each row's block, (U,). The rows are put in random order; the first block gets the first rows in
-    this order, the second block gets the next rows, and so on. `shares` has the share of each block, and `counts` (U,)
-    has the number of lookups of each row.
+    """Assign each of U rows to a block of rows, and return the index of each row's block, (U,).
+    `counts` (U,) has the number of lookups of each row. `shares` has the share of all lookups that each block should
+    get; the result matches these shares approximately.
+
+    The rows are put in random order. The first block gets the first rows in this order, the second block gets the next
+    rows, and so on.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -167,10 +170,10 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide which of U rows fit into the blocks of rows to which they were assigned.
-    Return two arrays: the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) is
-    the index of each row's block, and `room` is the maximum number of rows in each block. If a block has too many rows,
-    the rows with the most lookups (`counts`) fit.
+    """Return the indices of the rows that fit into their blocks, and the indices of the rows that do not fit.
+    Each of U rows was assigned to a block: `block` (U,) has the index of each row's block. `room` has the maximum
+    number of rows of each block. If a block has too many rows, the block keeps the rows with the most lookups. `counts`
+    (U,) has the number of lookups of each row.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
@@ -220,7 +223,7 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
     """Draw the lengths of a batch: the number of lookups of each feature in each sample, (features x batch_size,).
-    Each length is the mean length, rounded down or up, so that the lengths sum to the lookups of the batch.
+    The lengths sum to the number of lookups of the batch. Each length is the mean length, rounded down or up.
     """
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)

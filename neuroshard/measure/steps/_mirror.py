@@ -33,7 +33,7 @@ Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class World:
-    """The state of a process that runs one rank of a larger job and imitates all other ranks (a mirrored rank).
+    """The state of a process that runs one rank of a larger job and imitates all other ranks.
     All process groups in the process share this state.
 
     Attributes:
@@ -152,7 +152,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Receive in `output` the rows of every rank's tensor `given`."""
+        """Imitate an all-gather: `given` has the rows of this rank, and `output` receives the rows of all ranks."""
         return self.all_gather_single_coalesced([output], [given])
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
@@ -175,8 +175,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Imitate a reduce-scatter: receive in `output` the sum, over all ranks, of the rows that each rank has for
-        this rank.
+        """Imitate a reduce-scatter: `output` receives the sum of the rows that all ranks send to this rank.
+        `given` has an equal number of rows for each rank. All ranks are assumed to send the same rows as this rank, so
+        the sum is the rows for this rank, multiplied by the number of ranks.
         """
         with self._world.watch("reduce_scatter", [given], [output]):
             torch.mul(_chunk(given, (), self._rank, self._size).view_as(output), self._size, out=output)

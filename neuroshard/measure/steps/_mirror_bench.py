@@ -1,5 +1,5 @@
-"""Time one rank's local work in training steps of TorchRec. The steps are mirrored: a separate process runs this rank
-of a larger job, without the other ranks.
+"""Time one rank's local work in training steps of TorchRec, without starting the other ranks.
+The steps are mirrored: one process runs this rank of a larger job, and imitates the exchanges with the other ranks.
 """
 
 import gc
@@ -74,8 +74,8 @@ class MirrorBench:
 
 
 class _Live:
-    """A model with the tables of one plan, sharded and ready to train steps on one mirrored rank.
-    A mirrored rank is the only real rank of a larger job: no other process takes part in the steps.
+    """A model with the tables of one plan, sharded and ready for training steps on one mirrored rank.
+    A mirrored rank is one rank of a larger job that runs alone: exchanges with the other ranks are imitated.
 
     Attributes:
         stretches: (S,) stretches of every step; empty before the first turn.
@@ -119,9 +119,10 @@ class _Live:
 def _inputs_from_all_ranks(
     trained: Trained, world: World, shares: Sequence[Batch], device: Device
 ) -> list[torch.Tensor]:
-    """Return the data that this rank receives from all ranks in the input dist of a batch.
-    The list has one tensor for each exchange of the input dist (of splits, lengths and indices). `shares` has the part
-    of the batch that each rank trains on.
+    """Return the tensors that this rank would receive from all ranks in the input dist of a batch.
+    The input dist exchanges splits, lengths and indices; there is one tensor for each exchange. A tensor has the data
+    from rank 0 first, then the data from rank 1, and so on. `shares` has one part of the batch for each rank: the part
+    on which the rank trains.
 
     Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
     because pipelines send inputs on a separate stream.

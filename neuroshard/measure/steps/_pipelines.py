@@ -29,10 +29,12 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """The local work of one rank in a training step, as a sequence of S stretches.
-    A stretch is work in one phase; the stretch ends when another phase or an exchange begins. The three rows of
-    `amounts` (3, S) are the ms of each stretch, the bytes that the rank sends in the exchange at the end of the
-    stretch, and the bytes that the rank receives in this exchange.
+    """The local work of one rank in a training step, as a sequence of S stretches. A stretch is work in one phase; the
+    stretch ends when another phase or an exchange begins.
+
+    `amounts` (3, S) has three numbers for each stretch: the ms of the stretch, and the bytes that the rank sends and
+    the bytes that the rank receives in the exchange that ends the stretch. Both bytes are 0 if no exchange ends the
+    stretch.
     """
 
     stretches: tuple[Stretch, ...]
@@ -87,8 +89,9 @@ class PhaseClock:
         self._began = self._device.moment()
 
     def spent_ms(self) -> FloatArray:
-        """Return the time spent in each of P phases, (P,) ms, up to the moment at which the last phase was entered.
-        The device must be synchronized.
+        """Return the time that the clock attributed to each of P phases since the last `restart`, (P,) ms. The time
+        after the last change of phase, or after the start of the last exchange, is not included. The caller must
+        synchronize the device before the call.
         """
         spent = np.zeros(len(PHASES))
         for ended in self._ended:

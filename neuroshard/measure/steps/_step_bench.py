@@ -51,8 +51,9 @@ class StepBench:
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Measure training steps of the plans in `samples`, and return an outcome (times or an error) for each plan.
-        The times are an array (R, 1 + P + 1, D) in ms, for R repeats on D devices. Along the second axis, the array has
-        the time of a whole step, the times of the P phases of a step, and the time of lookups alone.
+        The times are an array (R, 1 + P + 1, D) in ms, for R repeats, P phases of a step and D devices. Along the
+        second axis, the array has first the time of a whole step, then the times of the P phases, and last the time of
+        lookups alone.
 
         The lookups alone are the lookups of a step in which one device after another looks up.
         """
@@ -67,9 +68,9 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train a plan's model for one turn, and return the measured times.
-        A turn is one untimed step, then several timed steps, which all ranks begin together, and then a step in which
-        only one rank at a time looks up.
+        """Train a plan's model for some steps, and return the measured times. The first step is not timed. In the next
+        steps, which are timed, all ranks train together. In the last step, the ranks look up embeddings one after
+        another, to time the lookups of each rank alone.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """
@@ -178,8 +179,9 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Place this rank's shards on the local device `where` in the sharding plan, and return the plan.
-    The index of `where` may differ from the rank: in mirrored steps, a single process runs any rank of a larger job.
+    """Change the device of this rank's shards in a sharding plan to the local device `where`, and return the plan. The
+    index of `where` may differ from the rank. In mirrored steps, for example, one process trains as rank 5 of a larger
+    job, on the device cuda:0.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """
@@ -200,8 +202,9 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return two lists of parameters that optimizers update: first the parameters of the data-parallel tables named in
-    `copies`, then the parameters of the dense network. Fused kernels update all other parameters.
+    """Return the parameters of a model that torch's optimizers update, as two lists. The first list has the weights of
+    the data-parallel tables, which `copies` names. The second list has the parameters of the dense network. The weights
+    of all other tables are in neither list, because fused kernels update these weights.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]

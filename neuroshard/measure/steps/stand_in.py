@@ -33,7 +33,9 @@ class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
         return Batch({path: features.to(device, non_blocking) for path, features in self.items()})
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory of the features until a stream has finished the work that is queued on the stream."""
+        """Mark the memory of all features as used by a stream, like `Tensor.record_stream`. If a feature is freed,
+        PyTorch reuses the memory only after the stream has finished the work that is queued on the stream.
+        """
         for features in self.values():
             features.record_stream(stream)
 
@@ -55,8 +57,9 @@ def in_pipeline(plan: Plan, pipeline: str) -> Plan:
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """Return the path of the collection in `StandIn` that looks up each table, by name of the table.
-    The path is "pooled" for pooled tables, and "sequences.64", for example, for sequence tables with 64 columns.
+    """Return a dict from the name of each table to the path of the embedding collection in `StandIn` that looks up the
+    table. The path is "pooled" for all pooled tables. For sequence tables with 64 columns, for example, the path is
+    "sequences.64".
 
     Pooled tables share one collection; sequence tables have one collection for each width.
     """

@@ -110,9 +110,10 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine lacks a memory tier that the plans use, or the memory for all plans at once.
-    The shards of all plans together need `needed_bytes` of memory. This number is checked only if kernels run on CPUs.
-    `where` names the devices that need the memory, for example "on all devices together"; the error message has it.
+    """Raise UserError if this machine lacks a memory tier that the plans use, or has too little memory for all plans at
+    once. The shards of all plans together need `needed_bytes` of memory; this number is checked only if kernels run on
+    CPUs. The error message contains the text `where`, which names the devices that need the memory, such as "on all
+    devices together".
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -150,8 +151,11 @@ class RankJob:
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return one `RankJob` for each rank that is measured, in order of rank.
-    A job lists all plans whose steps are measured on the rank of the job. All plans belong to one task.
+    """Return one `RankJob` for each rank on which mirrored steps are measured, in order of rank. A `RankJob` has the
+    rank and the indices of the plans that are measured on this rank. All plans belong to one task.
+
+    If plans have more than 8 ranks, only a few ranks of each plan are measured. These ranks may differ between the
+    plans.
     """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
@@ -186,9 +190,9 @@ def measure_rank(
 
 
 def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the local work of one rank in a training step of a plan, as one row for each stretch, in order.
-    A stretch is work in one phase, and ends when an exchange or the next phase begins. A row has the median time of the
-    stretch over the repeats. If the measurement failed, there is only one row, with the error.
+    """Return the measured local work of one rank in a training step of a plan as rows. Each row is one stretch of the
+    step, in order: work in one phase, which ends when an exchange or the next phase begins. A row has the median time
+    of the stretch over the repeats. If the measurement failed, there is only one row, with the error.
 
     If the stretch ends at an exchange, the row also has the bytes that the rank sends and receives in this exchange.
     """
@@ -203,9 +207,9 @@ def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[Pl
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """A meter (an object that measures samples) for the local work of single ranks in a step, in ms per phase.
-    Local work is all work of a rank apart from exchanges. The field `meter` measures the steps, one sample after
-    another.
+    """Measures the local work of one rank in a training step, in ms per phase. Local work is all work of the rank apart
+    from exchanges. A sample to measure is a plan and a rank (`LocalSample`). The field `meter` measures the samples,
+    one after another.
     """
 
     meter: Meter[LocalSample]
@@ -223,9 +227,9 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Add up the measured times of a step by phase, and return an outcome with the sums, (R, P) ms.
-    R is the number of repeats, and P is the number of phases. The given outcome has a time for each stretch of the step
-    instead: a stretch is work in one phase, up to an exchange or to the next phase.
+    """Add up the measured times of a step by phase, and return an outcome with the sums, (R, P) ms, for R repeats and P
+    phases. In the given outcome, a step is divided more finely, into stretches. A stretch is work in one phase, and
+    ends when an exchange or the next phase begins.
 
     If the host's time to launch a step was measured, this time is an additional last column of the sums. The outcome of
     a failed measurement is returned unchanged.
@@ -241,8 +245,8 @@ def by_phase(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
-    """The local work of R measured ranks during one training step of a plan, divided into K intervals.
-    Local work is all work of a rank apart from exchanges. The K - 1 exchanges of the step separate the intervals.
+    """The local work of the measured ranks during one training step of a plan. Local work is all work of a rank apart
+    from exchanges. The step has K - 1 exchanges, which divide the local work of each of R ranks into K intervals.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -280,9 +284,10 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """The time of each of P phases in a step, (P,) ms, if in each interval only the slowest rank counts.
-        An interval is the time between two exchanges for which ranks wait. The slowest rank of an interval has the most
-        work in the interval; different intervals may have different slowest ranks.
+        """The time of each of P phases in a step, (P,) ms, on the ranks that are the slowest.
+
+        Exchanges for which ranks wait divide the step into parts. In each part, only the rank with the most local work
+        counts; other parts may have another slowest rank. The time of a phase is the sum over all parts.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
@@ -290,8 +295,8 @@ class MirroredStep:
 
     @property
     def step_ms(self) -> float:
-        """The time of a step, in ms, if exchanges take no time.
-        Ranks still wait for each other: an exchange for which ranks wait ends when the slowest rank arrives.
+        """The time of a step, in ms, if exchanges take no time. Ranks wait for the slowest rank at each exchange,
+        except at exchanges during which ranks continue to work.
         """
         return float(self.slowest_ms.sum())
 
@@ -313,9 +318,11 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """The local work of all ranks, split at the exchanges for which ranks wait: a list of arrays (R, k, P) in ms.
-        An array has the times of P phases on R ranks, in k successive intervals of the step. Ranks do not wait at the
-        k - 1 exchanges between these intervals. The number k may differ between arrays.
+        """The local work of the R measured ranks in ms, as a list of arrays (R, k, P): one array for each part of the
+        step between exchanges for which ranks wait.
+
+        An array has the times of P phases on R ranks in the k intervals of the part. The k - 1 exchanges between these
+        intervals are exchanges for which ranks do not wait. Other parts may have another k.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

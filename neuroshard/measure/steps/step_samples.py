@@ -96,8 +96,8 @@ class StepProtocol:
 @dataclass(frozen=True)
 @checked
 class Stretch:
-    """A stretch: local work of a rank without interruption, all in one phase of a step.
-    The stretch ends when the next phase or an exchange begins.
+    """A stretch: a part of the local work of a rank in a step, which belongs to one phase and contains no exchange. The
+    stretch ends when the next phase or an exchange begins.
 
     Attributes:
         phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, which comes last.

@@ -86,15 +86,16 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times that one timed run (repeat) of a sample gives: () for a single time.
-        Subclasses whose samples give several times per run have other shapes.
+        """The shape of the times from one repeat (timed run) of a sample. The shape is () if a repeat gives a single
+        time. Subclasses whose repeats give several times have other shapes.
         """
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """The timed runs of the sample, as arrays; None if the row has no times.
-        Raises UserError if `times_ms` and `at_s` do not fit together.
+        """The timed runs of the sample, as arrays; None if the row has no times. Raises UserError if only one of
+        `times_ms` and `at_s` is present, if there are no repeats, or if the number of times does not match the number
+        of repeats.
         """
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
@@ -233,9 +234,9 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check that each value in `values` has the type and the range in `hint`, and return the values.
-    `values` has the items of all lists in a Parquet column. If the items are floats, only the minimum and the maximum
-    are checked.
+    """Check `values` and return them. Each value must have the type and the range in `hint`. `values` is a flat array
+    with the items of all lists in a Parquet column. If the items are floats, only the minimum and the maximum are
+    checked.
     """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
@@ -297,7 +298,7 @@ class RowCodec(Generic[Sample]):
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
-    """Return the fields of a measurement that rows of all types have, by name."""
+    """Return a dictionary with the values of a measurement for the columns that rows of all types have."""
     repeats = measurement.repeats
     times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
     return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}

@@ -56,9 +56,9 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
-        """Return the manifest of a run that measures plans.
-        The manifest records that the run holds out samples, and not tables, for testing models. Tables cannot be held
-        out, because the plans determine the tables.
+        """Return the manifest of a run that measures plans. The manifest records that only samples are held out for
+        testing models: tables of test samples may also occur in other samples. Tables cannot be held out, because the
+        plans determine the tables.
         """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 

@@ -49,8 +49,9 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
 
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the noise of the measurements, as a relative difference between the first and the second time of a sample.
-    In 9 of 10 samples that were measured twice, the difference is below the noise. Without such samples, return 0.
+    """Return the noise of the measurements: the 90% quantile of the relative differences between the first and the
+    second time of a sample. In 9 of 10 samples that were measured twice, the difference is below the noise. If no
+    sample was measured twice, return 0.
     """
     differences = pass_repeatability(measurements)
     return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0

@@ -110,10 +110,12 @@ def passes_in(
     """
 
     def defect(number: int, rows: Pass) -> str | None:
-        """Return the reason why the rows in a file are not a valid pass; None if the rows are valid.
-        In a valid pass, all rows have the pass number `number`, and every plan has rows that fit the plan. In an error
-        message, the reason follows the name of the file: "pass [path] does not have the measurements of 2 plans for 4
-        devices".
+        """Return None if the rows in a file are a valid pass; otherwise return the reason as text. In a valid pass, all
+        rows have the pass number `number`. Every plan has rows, and these rows can be measurements of the plan. The
+        function `wrong` must accept the rows, too.
+
+        In an error message, the reason follows the name of the file: "pass [path] does not have the measurements of 2
+        plans for 4 devices".
         """
         if {row.pass_number for row in rows} == {number} and {row.plan for row in rows} == {*range(len(plans))}:
             fit = (_fits(plan, of_plan) for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True))

@@ -60,7 +60,9 @@ class RunFile:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to one run at a time, and stores the results of only one run."""
+    """The directory in which a run stores settings, tasks and results.
+    A directory stores the results of only one run. While a run uses the directory, other runs are locked out (`held`).
+    """
 
     path: Path
 
@@ -73,8 +75,8 @@ class RunDirectory:
 
     @contextmanager
     def held(self, marks: Collection[str] = (_RUN, _SETTINGS)) -> Iterator[None]:
-        """Lock the directory against other runs while the context is entered.
-        Afterwards, remove the directory if it is new and still empty.
+        """Lock the directory for the duration of a `with` block, so that no other run can use the directory.
+        The directory is created if it does not exist. If a new directory is still empty after the block, it is removed.
 
         `marks` are the marker files that runs of this kind may find in the directory.
 
@@ -168,9 +170,9 @@ def runs_below(path: Path) -> Iterator[RunDirectory]:
 
 
 def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]) -> None:
-    """Call `write` to write the file `path` at the start of a run, if the file does not exist.
-    If the file exists and `is_same` returns True, do nothing: the run was started before, wrote the file, and was then
-    killed.
+    """Write the file `path` at the start of a run, by calling `write`, if the file does not exist.
+    If the file exists, `is_same` must return True. In this case an earlier start of the same run wrote the file and was
+    then killed, so nothing is written.
 
     Raises:
         UserError: another file has that name.
@@ -205,8 +207,8 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """Return the error for a directory that contains a run with different inputs than the current run.
-    The inputs of a run are settings, tasks or tables, for example. `what` describes the different inputs.
+    """Return the error for a directory with a run that was started with other settings, tasks or tables than the
+    current run. `what` describes the difference, such as "other tasks".
     """
     return UserError(
         "out-begun-otherwise",

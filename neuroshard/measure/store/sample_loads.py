@@ -32,8 +32,10 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Return a copy of `loads` in which each row-wise table has only the rows and lookups of the device's row block.
-    In `loads`, these tables have all rows and lookups.
+    """Return a copy of `loads` in which each load of a row-wise table counts only the rows and lookups of one row
+    block. A row block has the rows that one device stores. In `loads`, each load of a row-wise table still counts the
+    rows and lookups of the whole table. `samples` has the kernel calls with row blocks, which give the rows of each
+    block.
     """
     if not samples:
         return loads
@@ -48,9 +50,9 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the expected lookups in each row block of a kernel call that was not measured.
-    The expected lookups are computed from the statistics of the tables. A row block has the rows of a row-wise table
-    that one device stores.
+    """Yield the expected number of lookups, and the expected reuse histogram, of each row block in a kernel call. A row
+    block has the rows of a row-wise table that one device stores. The expected values are computed from the statistics
+    of the tables. These values are used if the sample has no measured lookups.
     """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
@@ -72,7 +74,8 @@ def traffic_of(samples: Sequence[CommSample]) -> Traffic:
 
 
 def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
-    """Return the start delays of n exchanges between D devices, (n, D) ms; in the backward direction all delays are 0.
+    """Return the start delay of each of D devices in each of n exchanges, (n, D) ms. In the backward direction, all
+    delays are 0.
 
     All exchanges must have the same number of devices.
     """
@@ -90,9 +93,9 @@ def own_traffic(sample: CommSample) -> Traffic:
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Yield one measurement for each group of devices in a measured exchange.
-    Devices exchange data only with devices of the same group, such as the devices of one host. Each new measurement has
-    the bytes and times of one group, and describes the exchange within the group as an all-to-all.
+    """Split a measured exchange into groups of devices, and yield a measurement for each group. The devices of a group,
+    such as the devices of one host, exchange data only with each other. Each new measurement has the bytes and times of
+    one group, and describes the exchange within the group as an all-to-all. A measured all-to-all is not split.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.

@@ -47,9 +47,10 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """The lookups of a batch in one block of a table's rows: the number of lookups, and a reuse histogram.
-    The reuse histogram has 17 bins of lookups per row, (17,). The value of a bin is the share of the looked-up rows
-    whose number of lookups is in the bin.
+    """The lookups of a batch in one block of a table's rows: the number of lookups (`count`), and a reuse histogram
+    (`reuse`). The histogram has 17 bins of lookups per row: 1, 2, 3 to 4, 5 to 8 and so on. The value of a bin is the
+    share of the looked-up rows that are in the bin. For example, 70% of the looked-up rows are looked up once if the
+    first value is 0.7.
 
     A block without lookups has the histogram of rows that are touched once.
     """
@@ -150,8 +151,8 @@ class ComputeSample:
 
     @property
     def held(self) -> tuple[Table, ...]:
-        """The tables that the call looks up, as the device stores them, (n,). Row-wise tables have only the rows of the
-        device's row blocks.
+        """The n tables that the call looks up, each with only the rows that are on the device. For row-wise tables,
+        these are the rows of the device's row blocks. All other tables have all rows.
         """
         if not self.blocks:
             return self.tables
@@ -247,10 +248,12 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """A list with one tuple for each group of devices that must all send the same number of bytes.
-        The tuple has the bytes that each device of the group sends. A reduce-scatter or an all-reduce has one group
-        with all devices. A collective of table_row_wise tables has one group for each host. The list is empty if
-        devices may send unequal bytes, as in an all-to-all.
+        """The groups of devices that must all send the same number of bytes: a list with one tuple for each group. A
+        tuple has the bytes that each device of the group sends.
+
+        A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables has one
+        group for each host. For other collectives, such as an all-to-all, devices may send unequal bytes, and the list
+        is empty.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
@@ -294,9 +297,9 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample that was drawn, given a sample from the store of measurements.
-    The two samples can differ only for a kernel call: the measurement fills the field `lookups`, and this function
-    returns a copy with empty `lookups`. Samples of exchanges and of local work are returned unchanged.
+    """Return a sample as it was drawn, before it was measured. A measurement of row-wise tables adds the lookups of
+    each row block to the sample; this function returns a copy with an empty field `lookups`. Samples of exchanges and
+    of local work are returned unchanged.
     """
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
@@ -359,8 +362,8 @@ class Measurement(Generic[Sample]):
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """A copy of the measurement with times that are corrected to the machine's typical speed.
-        The corrected times are the measured times divided by `slowness`.
+        """A copy of the measurement with the times that the machine would need at its typical speed. Each time of the
+        copy is the measured time divided by `slowness`, and the slowness of the copy is 1.
         """
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

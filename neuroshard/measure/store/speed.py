@@ -29,8 +29,9 @@ class Pair:
 
 
 def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
-    """Return how slow the machine was in each of S periods of a run, (S,), fitted to the times in `pairs`.
-    A slowness of 1.1, for example, means that times were 10% longer than in a typical period.
+    """Estimate how slow the machine was in each of S periods of a run, and return S numbers, (S,).
+    A slowness of 1.1, for example, means that times were 10% longer than in a typical period. The estimate compares the
+    two times of each pair in `pairs`: the same sample was measured in two periods.
 
     The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
     1, the more the fewer such samples there are; without such samples it is 1 everywhere.
@@ -55,12 +56,14 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that `slowness_of` multiplies by the logarithms of the slowness in S
-    periods. The product has P + S terms. The first P terms are one for each of P `pairs`: the logarithm in the later
-    period minus the logarithm in the earlier period, divided by `_REPEATED`. The last S terms are one for each period:
-    the logarithm itself, divided by `_SPEEDS`.
+    """Return the sparse matrix of the fit in `slowness_of`, with P + S rows and S columns. P is the number of `pairs`,
+    and S is the number of `periods`. The fit multiplies the matrix by a vector (S,): the logarithm of the slowness in
+    each period.
 
-    The divisors are the expected sizes of the numbers, so that the loss compares all terms on one scale.
+    The product has P + S terms. The first P terms are one for each pair: the logarithm in the later period minus the
+    logarithm in the earlier period, divided by `_REPEATED`. The last S terms are one for each period: the logarithm
+    itself, divided by `_SPEEDS`. The divisors are the expected sizes of the numbers, so that the loss compares all
+    terms on one scale.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
@@ -71,10 +74,12 @@ def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Estimate how slow the machine was during each chunk, and return all measurements with this `slowness`, chunk by
-    chunk. A chunk is a list of measurements from one period of a run. The estimate uses only the samples in `splits`.
+    """Return a copy of the measurements in which `slowness` is set: an estimate of how slow the machine was then.
+    A chunk is a list of measurements from one period of a run, and all measurements of a chunk get the same slowness.
+    The result has the same chunks. The estimate uses only the splits of the data in `splits`, such as "train".
 
-    The slowness follows from the samples that were measured in several chunks.
+    The slowness follows from the samples that were measured in several chunks. If there are fewer than two chunks, the
+    measurements are returned unchanged.
     """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]
@@ -95,9 +100,9 @@ def with_slowness(
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """Return the minimum and the maximum slowness of the machine during the measurements.
-    A slowness of 1.2 means that times were 20% longer than at the machine's typical speed. Measurements with a slowness
-    of 1, which stands for unknown, are left out; return None if no other measurements exist.
+    """Return the minimum and the maximum known slowness of the machine during the measurements.
+    A slowness of 1.2 means that times were 20% longer than at the machine's typical speed. A slowness of 1 stands for
+    unknown, and is ignored. Return None if no slowness is known.
     """
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

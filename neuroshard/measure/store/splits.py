@@ -32,8 +32,8 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Return the split of the sample with this number: "valid" for every fifth sample (4, 9, 14, ...), and "train" for
-    all other samples. Only samples that are measured to find the costs of plans get their split from the number.
+    """Return the split of sample `number`: "valid" for every fifth number (4, 9, 14, ...), and "train" for all others.
+    This function is for samples that are measured to find the cost of a plan.
 
     A plan's tables are fixed and cannot be held out, so some samples are held out instead.
     """

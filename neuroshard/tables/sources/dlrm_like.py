@@ -89,9 +89,9 @@ def dlrm_like(
 
 
 def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
-    """Draw random quantile levels of three statistics for each of `count` tables, and return the levels, (count, 3).
-    A quantile level is a number between 0 and 1: the quantile at the level 0.9 exceeds 90% of all values of a
-    statistic. The three columns are for the pooling factor, the number of rows and the Zipf exponent of the table.
+    """Draw three numbers between 0 and 1 for each of `count` tables, and return the numbers, (count, 3). They are the
+    quantile levels of the table's pooling factor, number of rows and Zipf exponent, in this order. For example, the
+    number of rows at the level 0.9 exceeds the number of rows of 90% of all tables.
 
     Each column has every level (i + 0.5) / count once. The first two columns are correlated by `_CORRELATION`.
     """
@@ -103,9 +103,9 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Return the quantiles of a distribution at the given `levels`; the quantile at the level 0.5 is the median.
-    `curve` describes the distribution by two arrays: some levels from 0 to 1, and the quantiles at these levels.
-    Between two levels of `curve`, the logarithm of the quantile is interpolated linearly.
+    """Return the quantiles of a distribution at `levels`: the quantile at the level 0.5 is the median. `curve` has some
+    points of the distribution, as two arrays: levels from 0 to 1, and the quantiles at these levels. Between two
+    points, the logarithm of the quantile is interpolated linearly.
     """
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

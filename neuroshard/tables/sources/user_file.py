@@ -99,8 +99,8 @@ def user_file(
 
 @cache
 def _named(column: str) -> str:
-    """Convert the name of a column in a file to NeuroShard's name.
-    The name gets small letters, and aliases such as `emb_dim` are replaced.
+    """Return NeuroShard's name for a column of a file. The name is in lower case, with underscores for blanks and
+    hyphens, and aliases are replaced. For example, the column "Emb-Dim" becomes "dim".
     """
     name = re.sub(r"[\s-]+", "_", column.strip().lower())
     return _ALIASES.get(name, name)

@@ -82,9 +82,9 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Check the lookups in a batch, and return the lookups of each of T tables as a list of T dicts.
-    Each dict has one entry, for example {"user": lookups} for the table "user". The key is a feature name, but here
-    every table has only one feature, with the same name as the table.
+    """Check the lookups in a batch, and return one dict for each of T tables, as a list. A dict maps the names of a
+    table's features to the lookups of the features. Here, each table has a single feature, which has the name of the
+    table, such as {"user": lookups} for the table "user".
     """
     if not isinstance(batch, Mapping):
         raise UserError(
@@ -188,9 +188,9 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """Cut batches at the limits of global batches, which have `size` samples, and yield the pieces in order.
-    A piece is a tuple (number of the global batch, batch, first, last): the samples `first` to `last` - 1 of the batch
-    belong to this global batch.
+    """Divide batches into pieces, each of which belongs to a single global batch, and yield the pieces in order. A
+    global batch has `size` samples. A piece is a tuple (number of the global batch, batch, first, last), with the
+    samples `first` to `last` - 1 of the batch.
     """
     before = 0
     for place, batch in enumerate(batches):
@@ -242,7 +242,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return how many entries the counters of all tables together may have, so that `max_bytes` bytes are enough.
+    """Return the maximum number of entries in the counters of all tables together if all counters may take `max_bytes`.
     An entry is a table row with a count, or a lookup that is not counted yet.
 
     Raises:
@@ -263,9 +263,9 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[Message]:
-    """Yield warnings about batches that have too few samples, or that have no lookups in a table.
-    With too few samples, the tables are made for a smaller global batch. For a table without lookups, NeuroShard
-    assumes one lookup in all samples together.
+    """Yield a warning if the batches have fewer samples than the global batch that the user asked for (`wanted`), and a
+    warning if the batches have no lookups in some tables. In the first case, the tables are made for a global batch of
+    all samples. In the second case, NeuroShard assumes one lookup in all samples together for each such table.
     """
     if batch_size < wanted:
         yield Message(

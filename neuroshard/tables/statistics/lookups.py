@@ -30,8 +30,9 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Check the lookups of one feature in a batch of B samples, and return a `Lookups` object with these lookups.
-        `indices` (L,) are rows of a table, and `splits` divides the indices into samples, by offsets or by lengths.
+        """Check the lookups of one feature in a batch of B samples, and return these lookups as a `Lookups` object.
+        `indices` (L,) are the looked up rows of all samples, one sample after another. `splits` divides the indices
+        between the samples: `splits` has B + 1 offsets if `which` is "offsets", or B lengths if `which` is "lengths".
 
         Args:
             indices: (L,) indices of rows.

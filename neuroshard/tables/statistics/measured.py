@@ -89,8 +89,9 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write tables to a CSV file, which has a line for each table, and a column for each share of the reuse histogram.
-    The lookups of blocks of rows (`row_lookups`) are in one column, as shares with spaces between them.
+    """Write tables to a CSV file with one line for each table. Each share of the reuse histogram has a column of its
+    own (`reuse_0`, `reuse_1`, ...). All shares in `row_lookups`, the lookups of blocks of rows, are in one column, with
+    spaces between the shares.
     """
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}

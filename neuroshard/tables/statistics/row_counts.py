@@ -24,9 +24,8 @@ class RowCounts:
     """
 
     def __init__(self, salt: int) -> None:
-        """Create an empty counter.
-        If the counter is later limited to a share of the rows, the share is chosen by a hash of each row index. `salt`
-        is a number that changes this hash.
+        """Create an empty counter. `salt` is the seed of the hash by which `halve` chooses rows: after `halve`, the
+        counter counts only a random share of the rows.
         """
         self._salt = np.uint64(salt)
         self._halvings = 0
@@ -49,8 +48,8 @@ class RowCounts:
 
     @property
     def counts(self) -> IntArray:
-        """Number of lookups of each of U rows of the table, (U,).
-        The U rows are the rows with at least one lookup, among the share of the rows that this counter counts.
+        """The number of lookups of each of U rows of the table, (U,). Rows without lookups are left out. If the counter
+        is limited to a share of the rows, all other rows are left out, too.
         """
         self._count()
         return self._counts
@@ -123,9 +122,9 @@ class SharedRoom:
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
 
     def add(self, table: int, indices: IntArray) -> None:
-        """Count one lookup for each row index in `indices` (n,), in the table with the index `table`.
-        As long as all counters together need more memory than the limit, the counter that needs the most memory is
-        limited to half as many rows.
+        """Count one lookup for each row index in `indices` (n,), in the table with the index `table`. If the counters
+        together then exceed the memory limit, the largest counter is halved: it counts only half as many rows. This is
+        repeated until the counters fit the limit.
         """
         counts = self.tables[table]
         self._held -= counts.held

@@ -37,8 +37,8 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """The amount of data from which the statistics of one table were computed.
-    The data are the lookups of each feature that reads the table, and the rows in the reuse histogram.
+    """The amount of data from which the statistics of one table were computed: the number of lookups of each feature
+    that reads the table, and the number of rows in the reuse histogram.
 
     Attributes:
         lookups: number of lookups of each feature that reads the table, in all global batches together.
@@ -121,8 +121,8 @@ class Tally:
 
     @property
     def counted(self) -> Counted:
-        """The amount of data from which the table's statistics are computed: the numbers of lookups and of rows.
-        The result also has the standard error of each share of the reuse histogram.
+        """The numbers of lookups and rows from which the table's statistics are computed, and the standard error of
+        each share of the reuse histogram.
         """
         error = np.sqrt(self.variance) / max(self.touching, 1)
         share = self.kept / self.touched if self.kept else 1.0
