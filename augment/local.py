@@ -97,8 +97,8 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Return the table of the group that takes the fewest bytes at the minimum width of the settings. The returned
-        table is a copy with this width; the tables of the group are not changed.
+        """Narrow copies of all tables in `group` to the minimum width that the settings allow, and return the copy that
+        takes the fewest bytes.
         """
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 

@@ -152,12 +152,11 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Fine-tune the existing models in `pieces`, and return the models of all parts of a step. Both `pieces` and
-        the result are dictionaries from the name of the part to the model.
+        """Return a model for each part of a step: fine-tuned if `pieces` has a model of the part, otherwise fitted from
+        scratch. Both `pieces` and the result are dictionaries from the name of the part to the model.
 
-        A model is fine-tuned only if there are enough measurements of the part. The fine-tuned model replaces the
-        existing model if the error of the fine-tuned model is smaller. If a measured part has no existing model, a new
-        model is fitted from scratch.
+        An existing model is fine-tuned only if there are enough measurements of the part, and replaced only if the
+        error of the fine-tuned model is smaller.
         """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:

@@ -48,9 +48,8 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two arrays of non-negative weights in the formula of `SetComm`: the shares (G,) and the leads (G, W).
-        A transfer has G segments (pieces) that waiting can shorten. There are W statistics of the waiting times of
-        devices.
+        """Return the weights `share` (G,) and `lead` (G, W) of the formula below, all at least 0. A transfer consists
+        of segment 0 and of G further segments, which are shorter if devices wait; `waits` has W statistics.
 
         The formula is transfer = segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits). The shares add
         up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
@@ -91,10 +90,9 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
         """Return the features, waits and transfer times of the devices in all exchanges between two or more devices.
-        `signs` has one sign for each feature that the model uses. All other features are left out.
 
-        The model uses the first len(`signs`) features. The features of host links come last, and some models do not use
-        these features.
+        Only the first len(`signs`) features are returned, because `signs` has one entry for each feature that the model
+        uses. The features of host links come last, and some models do not use these features.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 

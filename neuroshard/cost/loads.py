@@ -128,7 +128,7 @@ class Loads:
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
     def at(self, assignments: Sequence[TierAssignment]) -> "Loads":
-        """Return the loads with their weights in other memory tiers.
+        """Return a copy of the loads in which the weights are moved to other memory tiers.
         `assignments` (n,) has the new tier assignment of each load: the tier, and the share of rows in the cache.
         """
         tier = np.array([TIERS.index(assignment.tier) for assignment in assignments], dtype=np.int64)

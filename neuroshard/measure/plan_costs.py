@@ -118,12 +118,11 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return a copy of the table under a name that no different table in `there` has. `there` is a dict of tables by
-    name. The copy keeps the name of the table if the name is free in `there`, or belongs to an equal table. Otherwise
-    the copy gets the first of `name (2)`, `name (3)`, ... for which this is true. If the name of the copy is free, the
-    copy is added to `there`.
+    """Add a table to `there`, a dict of tables by name, and return the table under the name that it has in the dict.
 
-    Tables that differ only in width, number of features and pooling (`_whole`) are equal here.
+    If the name belongs to a different table, the table is renamed `name (2)`, `name (3)`, ...: the first name that is
+    free or belongs to an equal table. If there is an equal table under the name, the dict stays as it was. Tables that
+    differ only in width, number of features and pooling (`_whole`) are equal here.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)

@@ -242,7 +242,7 @@ class Curves:
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Curves":
-        """Rebuild and return the curves whose method `tensors(name)` returned these `tensors`.
+        """Return the curves that are stored in `tensors`. This method reverses the method `tensors(name)`.
 
         Raises:
             ValueError: the tensors are not curves of positive times over rising sizes.

@@ -288,8 +288,8 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """Return the margin of each prediction, (...,) ms; `spread_ms` (...,) is the standard deviation of an
-        ensemble's predictions.
+        """Return the error margin of each prediction, (...,) ms: how far the measured time is likely to differ from the
+        prediction. `spread_ms` (...,) is the standard deviation of an ensemble's predictions.
         """
         return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 

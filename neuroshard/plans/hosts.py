@@ -1,4 +1,4 @@
-"""Assign tables in host memory to hosts, with rules and pinned shards, so that each host has enough memory for them.
+"""Choose a host for each table in host memory, so that every host has enough memory, and return the choice as rules.
 
 Many search methods check the memory of each device, but only the total memory of all hosts. If the tables in host
 memory do not fit on one host, such a search can be repeated with constraints that keep every such table on one host, or

@@ -70,8 +70,8 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Estimate how many rows of each of n tables have each lookup rate, and return a `Popularity`. The estimate is
-        fitted to the reuse histograms of the tables.
+        """Estimate from reuse histograms how often the rows of n tables are looked up: for each table, how many rows
+        have which lookup rate. Return the estimate as a `Popularity`.
 
         A histogram says little about rows that are rarely touched, and nothing about untouched rows. So the rates are
         assumed to follow a power law above a minimum rate. Each round of the fit has three steps:

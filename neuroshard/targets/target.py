@@ -161,7 +161,9 @@ class Target:
         return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError unless the target can shard each table as the plan does, within the memory of the task."""
+        """Raise UserError if the target (the system that trains with the plan) cannot shard a table as planned, or if
+        the plan needs more memory on the target than the task has.
+        """
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)

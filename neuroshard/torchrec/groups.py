@@ -185,9 +185,10 @@ class Groups:
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
         """Return True if the groups divide each block of `ranks` successive ranks, such as each host, equally.
-        The number of groups must divide `ranks`, or be a multiple of `ranks`. If `use_inter_host_allreduce` is True,
-        this rule is for the number of ranks in a group instead. For example, a host of 8 ranks can be divided into 4
-        ranks of each of 2 groups.
+
+        For example, each host of 8 ranks has 4 ranks of one group and 4 ranks of another group. The number of groups
+        must divide `ranks`, or be a multiple of `ranks`. If `use_inter_host_allreduce` is True, the number of ranks in
+        a group must divide `ranks`, or be a multiple of `ranks`.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0

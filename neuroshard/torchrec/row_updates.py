@@ -62,8 +62,8 @@ class RowSettings:
         return {name: getattr(self, name) for name in NUMBERS}
 
     def on(self, device: torch.device) -> "RowSettings":
-        """Return the settings that FBGEMM's kernels use on the given type of device.
-        On CPUs row-wise Adagrad ignores weight decay.
+        """Return a copy of these optimizer settings without weight decay if `device` is a CPU, because FBGEMM's
+        row-wise Adagrad ignores weight decay there. On all other devices return the settings unchanged.
         """
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 

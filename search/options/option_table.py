@@ -111,7 +111,7 @@ class OptionTable:
 
     @cached_property
     def estimates(self) -> CostEstimates:
-        """Computes the estimated costs of choices of sharding types, before any table is placed."""
+        """The object that estimates the cost of a choice of sharding types, before any table is placed."""
         return CostEstimates.of(self.task, self.simulator, self.may_have, self.space)
 
     @property

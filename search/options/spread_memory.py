@@ -124,9 +124,9 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return p possible partners for a shard that moves away from the device `source`: an array of items, (p,), and
-        an array of devices, (p,). The shard moves from `source` to the partner's device. The shard of the partner's
-        item moves from the partner's device back to `source`. If the partner's item is -1, no shard moves back.
+        """Return p pairs of an item and a device, as two arrays (p,), for steps that move a shard from `source` to the
+        device of the pair. In exchange, the shard of the item in the pair moves from this device to `source`. The item
+        is -1 if the step moves no shard to `source`.
         """
         devices = np.arange(widths.shape[1])
         may = self.may & self.may[:, [source]] & (widths[:, [source]] == 0)

@@ -136,8 +136,8 @@ class GridSearch:
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
         """Place each of P column splits greedily under each of M caps, and return all P * M placements.
-        `splits` (P, S) has the shards of each split as rows of `shards`. `caps` (M,) are ascending limits on the units
-        of 4 columns that a device sends per sample. A shard goes to the device with room whose new `score` is lowest.
+        `splits` (P, S) has the indices of rows in `shards`. `caps` (M,) are ascending limits on the units of 4 columns
+        that a device sends per sample. `score` compares devices: the lowest score with the new shard is best.
         """
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]

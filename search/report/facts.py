@@ -140,7 +140,7 @@ class ChangeFacts:
 
     @classmethod
     def of(cls, change: TableChange) -> "ChangeFacts":
-        """Return the facts about the change in the placement of a table."""
+        """Return the table name, both placements and the moved bytes of `change`, as plain values."""
         return cls(change.table, change.before, change.after, change.size_bytes)
 
 

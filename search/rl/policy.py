@@ -113,9 +113,9 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two vectors for each of I items in each of B tasks, as `Policy.encode` does. In DreamShard's policy,
-        the context of an item is equal to the vector that the item adds to a device. So both results are the same
-        tensor, (B, I, H).
+        """Return the context of each item, and the vector that each item adds to a device, as `Policy.encode` does. In
+        DreamShard's policy the two are equal, so both results are the same tensor: (B, I, H) for I items in each of B
+        tasks.
         """
         ordered = self.ordered(batch, order)
         return ordered, ordered

@@ -153,9 +153,9 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return a remark that follows a number of bytes in error messages: every cache counts as wide as the widest cached
-    table. Because of this count, the number is an upper bound. Return an empty text if the count adds no bytes to any
-    table.
+    """Return the remark that a number of bytes in an error message is an upper bound, as text in parentheses. The
+    bytes are an upper bound if every cache is counted as wide as the widest cached table, and if this adds bytes to
+    some table. Otherwise return an empty text.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""

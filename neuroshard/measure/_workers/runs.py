@@ -58,7 +58,7 @@ class _Tally:
     error: str | None = None
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the sample: the repeats so far, or the error."""
+        """Return the measured times of all repetitions so far; if the sample has failed, return the error instead."""
         if self.error is not None:
             return Outcome(None, self.error, self.busy_s)
         return Outcome(Repeats(np.array(self.times), np.array(self.at)), None, self.busy_s)

@@ -74,7 +74,7 @@ class Parts(Generic[Value]):
         return self.folder / f"{self.codec.name}-{number:0{self.codec.digits}d}{self.codec.suffix}"
 
     def has(self, number: int) -> bool:
-        """Return True if the value with this number is on disk."""
+        """Return True if the part with this number is on disk."""
         return self.path(number).exists()
 
     def write(self, number: int, value: Value) -> None:

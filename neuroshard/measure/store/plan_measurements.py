@@ -26,7 +26,7 @@ COST = "cost"  # the phase of the row with the cost of a whole plan
 @dataclass(frozen=True)
 @checked
 class PlanMeasurement:
-    """The time of one phase of a plan's step in one pass over the plans, or the error that stopped the measurement.
+    """A measured time of one phase of a step with a plan, or the error because of which no time was measured.
 
     Rows that are equal in plan, pass, device and phase are turns, in their order.
 
