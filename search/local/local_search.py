@@ -249,7 +249,7 @@ class LocalSearch:
         shape = units.shape[:2]
         segments = forward.segments_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
-        return Exchanges(*steps, backward.reshape(shape), segments.copy(), forward.share, forward.lead)
+        return Exchanges(*steps, backward.reshape(shape).copy(), segments.copy(), forward.share, forward.lead)
 
 
 def _changed(widths: IntArray, changes: IntArray) -> IntArray:

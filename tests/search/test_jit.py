@@ -111,3 +111,12 @@ def test_kernels_in_plain_python_find_the_same_plan():
     searcher = NeuroShard(improvement=Improvement(perturbations=1))
     found = searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100")))
     assert plan == json.loads(json.dumps(found.plan.to_json()))
+
+
+def test_local_search_is_compiled_once_for_all_numbers_of_devices_and_cost_models():
+    """A second signature would be compiled during a user's first search, although `neuroshard compile` has run."""
+    searcher = NeuroShard(improvement=Improvement(perturbations=1), acceptance=None)
+    for model in ("cpu", "h100", "roofline:h100"):
+        for devices in (1, 2):
+            searcher.find(toy_task(6, devices), Simulator(CostModels.load(model)))
+    assert len(explore.signatures) == 1
