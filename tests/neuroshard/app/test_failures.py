@@ -89,6 +89,7 @@ DEFECTS = [
     _type_error, _attribute_error, _value_error, _key_error, _import_error, _zero_division, _system_exit,
     _runtime_error, _cancelled, _broken_pipe, _omegaconf_error,
 ]  # fmt: skip
+KINDS = [_type_error, _system_exit, _cancelled]  # an Exception, an exit, and a BaseException that is neither
 
 
 def _failing(fail):
@@ -134,6 +135,14 @@ def _in_model(monkeypatch, fail):
 PLACES = [_in_constructor, _in_import, _in_find, _in_run, _in_model]
 
 
+def _cases():
+    """Yield every defect in every place; all but one place of each defect are slow tests."""
+    for number, fail in enumerate(DEFECTS):
+        for place in PLACES:
+            quick = place is PLACES[number % len(PLACES)]
+            yield pytest.param(place, fail, marks=() if quick else pytest.mark.slow)
+
+
 def _log(logs, err):
     """Return the text of the only log, which the last line of standard error names."""
     (log,) = logs.glob("neuroshard-*.log")
@@ -141,8 +150,7 @@ def _log(logs, err):
     return log.read_text()
 
 
-@pytest.mark.parametrize("fail", DEFECTS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "fail"), _cases())
 def test_a_defect_anywhere_ends_with_70_and_a_traceback_in_a_file(logs, capsys, monkeypatch, place, fail):
     place(monkeypatch, fail)
     with reported() as messages:
@@ -156,7 +164,9 @@ def test_a_defect_anywhere_ends_with_70_and_a_traceback_in_a_file(logs, capsys, 
     assert fail.__name__ in log
 
 
-@pytest.mark.parametrize("fail", DEFECTS)
+@pytest.mark.parametrize(
+    "fail", [pytest.param(fail, marks=() if fail in KINDS else pytest.mark.slow) for fail in DEFECTS]
+)
 def test_sweep_with_a_defect_runs_its_other_jobs_and_exits_with_70(logs, capsys, monkeypatch, fail):
     _in_find(monkeypatch, fail)
     monkeypatch.setattr(Greedy, "find", lambda *_: fail())

@@ -228,8 +228,15 @@ class _FromForms(Searcher):
 
 
 class TestReplanOfForms(SearcherConformance):
+    most_tasks = 3
+
     def make(self):
         return _FromForms()
+
+
+@pytest.mark.slow
+class TestReplanOfFormsInFull(TestReplanOfForms):
+    most_tasks = SearcherConformance.most_tasks
 
 
 @pytest.mark.parametrize("use", [ns.MemoryUse(), ns.MemoryUse("rowwise_adagrad", batches_in_flight=1)])

@@ -57,7 +57,7 @@ class _Configured(SearcherConformance):
 
 @pytest.mark.parametrize("name", [name for name in choices("searcher") if name not in (*PEERS, *ALIKE, "replan")])
 class TestEverySearcher(_Configured):
-    most_tasks = 4
+    most_tasks = 3
 
 
 @pytest.mark.slow
