@@ -84,8 +84,8 @@ def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[T
 
 
 class _NarrowCaches(NamedTuple):
-    """A way to limit the widths of caches. A cache is as wide as the widest table in the cache. So a way either splits
-    wide tables into shards, or places tables of different widths on different devices.
+    """A way to limit the widths of caches. A cache is as wide as the widest table in the cache. So a way splits wide
+    tables into shards, or places tables of different widths on different devices; one way does neither.
 
     Attributes:
         widths: (T,) columns of the cache row that each table is charged for if it is cached.
