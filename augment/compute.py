@@ -208,8 +208,8 @@ class ComputeAugmentation:
         """Draw one row block of each table, and return the kernel call on these row blocks. Each table is divided into
         `sharers` equal row blocks.
 
-        In a fraction `hot_rows_first_fraction` of all kernel calls, a random share of the frequently used rows of each
-        table gets the lowest row numbers. Then the first row block gets more lookups than the other row blocks.
+        In a fraction `hot_rows_first_fraction` of the row-wise kernel calls, a random share of the frequently used rows
+        of each table gets the lowest row numbers. Then the first row block gets more lookups than the other row blocks.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -241,7 +241,7 @@ class ComputeAugmentation:
         return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
 
     def _narrowest(self, table: Table) -> Table:
-        """Return a copy of the table, narrowed to the minimum width that the settings allow."""
+        """Return the table, narrowed to the minimum width that the settings allow."""
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:

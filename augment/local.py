@@ -168,8 +168,8 @@ class PlanAugmentation:
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
         """Draw the devices over which a table is sharded, and return the device numbers. The devices are all devices of
         the task, or all devices of one random host. `layout` is a family of sharding types, such as row-wise. Return an
-        empty list if `layout` is column-wise, or if the table cannot be sharded by `layout`. The caller then places the
-        table column-wise.
+        empty list if `layout` is column-wise, if the table cannot be sharded by `layout`, or if a copy of a
+        data-parallel table would take more than `max_copy_bytes`. The caller then places the table column-wise.
         """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:

@@ -31,8 +31,9 @@ _BY_CHANCE = 0.01  # probability below which a larger error of a few samples is 
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Compare predicted times with measured times, and return the mean squared error, the MAPE and Kendall's tau. Both
-    arrays have one time for each of n samples, (n,), or one time for each of D devices in each sample, (n, D).
+    """Compare predicted times with measured times, and return the mean squared error, the MAPE, Kendall's tau, and the
+    MAPE of each tenth of the measured times. Both arrays have one time for each of n samples, (n,), or one time for
+    each of D devices in each sample, (n, D).
 
     Every device of a sample has the same weight.
     """

@@ -112,7 +112,9 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _bundles() -> Iterator[BundleFacts]:
-    """Yield, for each bundle of cost models in the package: its hardware, training range and test errors."""
+    """Yield, for each bundle of cost models in the package: its hardware, training range, kernel calls and test
+    errors.
+    """
     for name in shipped_names():
         path = shipped_path(name)
         assert path is not None

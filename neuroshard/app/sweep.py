@@ -89,8 +89,9 @@ def compared(jobs: Sequence[Job]) -> Grid:
     predicted cost and the seconds per search. Otherwise, the next column is the result: "done", or the reason why the
     job failed.
 
-    If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
-    table also has these numbers, the smallest free memory of a device, and the work that the costs count.
+    If there is only one job, the table has all settings of this job. The setting `out` is always left out. If jobs have
+    different numbers of devices, the table also has these numbers, the smallest free memory of a device, and the work
+    that the costs count.
     """
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
     several = len(jobs) > 1

@@ -180,7 +180,7 @@ class Layout(ABC):
         """Return the reason why TorchRec does not support a sequence table that is sharded in this way, as text.
         Return None if TorchRec supports the table. `widths` has the number of columns of each shard of the table.
 
-        Each shard is on a different device. The text follows "is a sequence table".
+        The shards of a row-wise table are on different devices. The text follows "is a sequence table".
         """
         return None
 
@@ -196,8 +196,8 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types with which TorchRec creates exactly these shards of a table on these devices.
-        A TorchRec plan with these shards may have any of these sharding types for the table.
+        """Return the sharding types that a TorchRec plan may state for these placements of a table.
+        With each of these types, TorchRec interprets the shards as they are placed.
         """
         return {self.sharding_type(placements, topology)}
 

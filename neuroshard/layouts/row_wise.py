@@ -100,7 +100,7 @@ class RowWise(Layout):
     ) -> Mapping[Collective, FloatArray]:
         """Return the number of bytes that a device sends because of each of n loads, separately for each collective. A
         load is the work that one shard causes on one device. The result is a dict. The keys are all collectives that
-        row-wise tables use, and the values are arrays (n,).
+        row-wise tables use, except the input dist, and the values are arrays (n,).
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.

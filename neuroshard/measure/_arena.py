@@ -1,4 +1,4 @@
-"""A buffer of CPU memory that all prepared kernel calls share for their weights.
+"""A buffer of CPU memory that all prepared kernel calls with weights of one data type share for their weights.
 All pages of the buffer are allocated before kernel calls are timed.
 
 If each sample allocated new weights, page faults would take longer than the kernels. It does not matter to a measured

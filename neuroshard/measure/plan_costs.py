@@ -85,7 +85,7 @@ class PlanRecords:
         If the directory already has records, new measurements are added to the existing records.
 
         Raises:
-            UserError: the records were measured on other hardware, or are damaged.
+            UserError: the records were measured on other hardware or with other settings, or are damaged.
         """
         directory = DataDirectory(run / MEASURED)
         there = tuple(directory.tables().values()) if Manifest.exists(directory.path) else ()

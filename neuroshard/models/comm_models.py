@@ -304,8 +304,7 @@ class ExchangeModels(Stored, CommModel):
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
         """Return the `Coverage` of the exchanges in `traffic`: how well published measurements cover these exchanges.
-        If the collectives differ in coverage, return the worst. Return None if no model is computed from published
-        measurements.
+        If the collectives differ in coverage, return the worst. Return None if no model is computed from a datasheet.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)

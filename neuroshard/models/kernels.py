@@ -104,7 +104,8 @@ class KernelModels(Stored, SumModel):
         analytic model, or it has no separate model and is predicted by `BehindLink`.
 
         `BehindLink` predicts a call of tables in host memory if there is no separate model for this type of call. The
-        prediction is the time of the same call in device memory, plus the time of the link to the host.
+        prediction is the time of the same call in device memory, plus the time of the link to the host and of the
+        cache.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))

@@ -236,7 +236,7 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
     """Return F quantities for each of B plans, (B, F), such as the number of kernel calls or of exchanges. The ms of a
-    part of the framework overhead are computed from these quantities, which are the same for all devices of a plan.
+    part of the framework overhead depend on these quantities, which are the same for all devices of a plan.
     `part` is the name of the part. `kernels` (B, K) has the number of kernels of each of K types. `counts` (B, C) has
     the mean over the devices for each of C amounts of work.
 

@@ -210,7 +210,8 @@ class Curves:
     def _between(self, collective: str, devices: int) -> FloatArray:
         """Return the times of a collective between `devices` devices, as logarithms of ms, (S,). There is one time for
         each of the S buffer sizes. If no times were published for this number of devices, the result is interpolated
-        between other numbers of devices. Results are cached.
+        between other numbers of devices. Above the largest and below the smallest published number, the time per byte
+        that leaves a device stays the same. Results are cached.
         """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]

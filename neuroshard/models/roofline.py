@@ -272,7 +272,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 def _alone(loads: Loads) -> FloatArray:
     """Return the factor by which the kernel time of each of n shards must be multiplied, (n,), if no other shard in the
     same kernel call is wider. The kernel time is the time that `_lookups_ms` or `_rows_ms` predicts; both methods
-    assume pooled tables. The factor is 1 for pooled tables of 32, 64 or 128 columns, and above 1 for sequence tables.
+    assume pooled tables. If widths are rounded up to multiples of 8 columns, the factor is 1 for pooled tables of at
+    most 32, exactly 64, exactly 128, or at least 256 columns. For all other tables, the factor is above 1.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 

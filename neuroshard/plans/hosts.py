@@ -1,4 +1,5 @@
-"""Choose a host for each table in host memory, so that every host has enough memory, and return the choice as rules.
+"""Choose hosts for the tables in host memory, so that every host has enough memory. The choice becomes constraints:
+rules for tables, or pinned shards for tables that are divided between hosts.
 
 Many search methods check the memory of each device, but only the total memory of all hosts. If the tables in host
 memory do not fit on one host, such a search can be repeated with constraints that keep every such table on one host, or

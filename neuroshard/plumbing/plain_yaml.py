@@ -23,8 +23,8 @@ def read_yaml(path: Path, what: str) -> Any:
     Scalars follow YAML 1.1, except that dates stay text. Aliases are refused, because they can expand without end.
 
     Raises:
-        UserError: the file is missing, larger than 4 MiB or malformed, has an alias or has a field twice in one
-            mapping.
+        UserError: the file is missing or malformed, or has a field twice in one mapping; or a YAML file is larger than
+            4 MiB or has an alias.
     """
     if path.suffix == ".json":
         return read_json(path, what)

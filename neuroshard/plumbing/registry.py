@@ -244,8 +244,8 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 def _may_be(value: Any, hint: Any) -> bool:
     """Return True if a config may have `value` for a setting with the type annotation `hint`. If the annotation allows
-    only classes of this package, the value must be a group of settings (a dict), from which an object is built. For
-    example, the annotation `Searcher | None` allows a dict or None, but not the number 5.
+    only classes of this package that are not Enums, the value must be a group of settings (a dict), from which an
+    object is built. For example, the annotation `Searcher | None` allows a dict or None, but not the number 5.
 
     For other annotations, every value is suitable. A list is suitable if all of its values are suitable.
     """

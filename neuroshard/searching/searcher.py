@@ -124,7 +124,7 @@ class Searcher(ABC):
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Return a digest (hash) of each file that the search method reads.
+        """Return digests (hashes) of the files that the search method reads; one digest may be of several files.
         If a digest has changed, an interrupted search cannot be resumed.
         """
         return ()

@@ -60,7 +60,8 @@ class Exported:
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:
-        """Return the paths of the files that `save` writes: `out`, and the path of the JSON if `out` is Python code.
+        """Return the paths of the files that `save` writes: first `out`, then the path of the JSON if `out` is Python
+        code.
 
         Raises:
             UserError: `out` has another suffix, or one of the paths is a directory.
@@ -161,8 +162,8 @@ class Target:
         return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError if the target (the system that trains with the plan) cannot shard a table as planned, or if
-        the plan needs more memory on the target than the task has.
+        """Raise UserError if the target (such as the system that trains with the plan) cannot store a table's data
+        type, cannot shard a table as planned, or needs more memory for the plan than the task has.
         """
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
@@ -233,8 +234,8 @@ class Target:
         steps. If the target trains with TorchRec, and the overhead of TorchRec is known to `models`, the predicted
         costs include this overhead.
 
-        Analytic exchange times become those of hierarchical all-to-alls if the target has these.
-        Models that were loaded with framework="none" are returned unchanged.
+        Analytic exchange times become those of hierarchical all-to-alls if the target has these. Models that were
+        loaded with framework="none" do not get TorchRec's overhead.
 
         Raises:
             UserError: the models include TorchRec's overhead, but another framework trains.

@@ -471,8 +471,9 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
-    """Raise UserError if no placement of a table can meet `limits`, which follow from all rules for the table.
-    For example, the limits may allow no device, no sharding type, no tier or no number of shards.
+    """Raise UserError if `limits`, which follow from all rules for a table, clearly allow no placement of the table.
+    This is so if no device, sharding type, tier or number of shards is allowed, or if all allowed sharding types need
+    every device, but some devices are not allowed. Other contradictions are not checked here.
     `together` is True if the table must be together with other tables on one device.
     """
     if not limits.devices:

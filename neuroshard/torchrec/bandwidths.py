@@ -1,4 +1,4 @@
-"""Use the bandwidths of a TorchRec topology in NeuroShard's analytic cost models of exchanges (all-to-all)."""
+"""Use the bandwidths of a TorchRec topology in NeuroShard's analytic cost models of exchanges, such as all-to-alls."""
 
 import logging
 from dataclasses import replace

@@ -191,8 +191,8 @@ class Finder:
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
         """Search for a plan of a task from scratch, and return the new plan. `kept` is the saved plan of an earlier
         job, or None if there is no such plan. If the finder's `keep_types` is true, each table keeps the sharding type
-        and the number of column shards that it has in the saved plan, if the rules and the shape of the table allow
-        this. In all other cases, the search chooses.
+        and the number of column shards that it has in the saved plan, if the rules and the shape of the table and the
+        number of devices allow this. In all other cases, the search chooses.
         """
         if kept is None or not self.keep_types:
             return self.found(task)

@@ -150,7 +150,9 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms per step that the groups take to average the state of each of n shards (`loads`), (n,)."""
+            """Return the ms per step that the groups take to average the weights and the optimizer state of each of n
+            shards (`loads`), (n,); 0 for shards of data-parallel tables.
+            """
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -187,8 +189,8 @@ class Groups:
         """Return True if the groups divide each block of `ranks` successive ranks, such as each host, equally.
 
         For example, each host of 8 ranks has 4 ranks of one group and 4 ranks of another group. The number of groups
-        must divide `ranks`, or be a multiple of `ranks`. If `use_inter_host_allreduce` is True, the number of ranks in
-        a group must divide `ranks`, or be a multiple of `ranks`.
+        must divide `ranks`, or be a multiple of `ranks`. If `use_inter_host_allreduce` is True, this holds for the
+        number of ranks in a group instead.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0

@@ -69,7 +69,7 @@ class TableNames:
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
         """Return a copy of the dict `known` in which the keys are the names that tasks use for the tables.
-        In `known`, the keys are the names that users write, and the values are the statistics of the tables. Raise
+        In `known`, the keys are the names that users write, and the values are tables with statistics. Raise
         UserError if a name is ambiguous, or if two names stand for the same table.
         """
         found: dict[str, Table] = {}

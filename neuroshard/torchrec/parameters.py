@@ -421,7 +421,8 @@ class Parameter:
 
     def tier_rule(self, name: str) -> TableRule | None:
         """Return the `TableRule` that tells NeuroShard's search which memory tiers and cache size the table may have.
-        The result is None if the constraints limit neither the memory tiers nor the cache size.
+        The result is None if neither the memory tiers nor the cache size are limited. The tiers are not limited if the
+        constraints allow only the compute kernel of data-parallel tables.
 
         Raises:
             UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use

@@ -605,7 +605,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """Return one `Model` of `module` for each possible number of sharding groups.
         A sharding group is a set of ranks that together have all tables, as in TorchRec's DMPCollection. Raise
-        UserError if `sharders` is not a list.
+        UserError if `sharders` is neither None nor a sequence, such as a list.
         """
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
@@ -855,7 +855,7 @@ def _loaded_models(
 ) -> tuple[CostModels, ModelChoice | None]:
     """Return the cost models in `models`, which is a `CostModels` object or the name of cost models.
     Named cost models are loaded with the given settings. The costs include the overhead of TorchRec itself if the cost
-    models can predict this overhead.
+    models can predict this overhead, and their setting `framework` is not "none".
 
     Returns:
         The models and the choice that they were loaded by; the choice is None if the models were loaded already.

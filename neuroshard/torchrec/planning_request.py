@@ -88,7 +88,8 @@ class PlanningRequest:
         Names that several tables have get no additional entry.
 
         Raises:
-            UserError: several tables have the same name.
+            UserError: a name in the rules or statistics stands for several tables, or two names in the statistics stand
+                for the same table.
         """
         names = TableNames(tables)
         return replace(
@@ -103,7 +104,7 @@ class PlanningRequest:
         The job's `StorageReservation` subtracts the memory for the rest of the model, as in TorchRec's planner.
 
         Raises:
-            InfeasibleError: the reservation leaves no memory.
+            InfeasibleError: the reservation fails, or leaves no memory on a device.
         """
         try:
             left = self.reservation.reserve(
@@ -171,8 +172,8 @@ class PlanningRequest:
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
         """Return the settings for memory use: the optimizer state and buffers that count in addition to the weights.
-        If the request has no such settings, one optimizer counts for all tables: the optimizer with the most state of
-        all optimizers in `parameters`.
+        If the request has no such settings, one optimizer counts for all tables except data-parallel tables: the
+        optimizer with the most state of all optimizers in `parameters`. For data-parallel tables, Adam counts.
         """
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])

@@ -98,8 +98,8 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
 
 def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
     """Return a warning if the environment of this process does not fit a plan that shards tables over pods.
-    A pod is a group of hosts joined by fast links. If the environment sets another pod size or number of ranks per host
-    than the plan was made for, DistributedModelParallel shards the tables over the wrong ranks.
+    A pod is a group of hosts joined by fast links. If the environment has another pod size (1 host if unset) or number
+    of ranks per host than the plan was made for, DistributedModelParallel shards the tables over the wrong ranks.
 
     The result is None if the plan shards no tables over pods, or if the environment of this process fits the plan.
     """

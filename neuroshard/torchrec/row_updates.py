@@ -62,8 +62,9 @@ class RowSettings:
         return {name: getattr(self, name) for name in NUMBERS}
 
     def on(self, device: torch.device) -> "RowSettings":
-        """Return a copy of these optimizer settings without weight decay if `device` is a CPU, because FBGEMM's
-        row-wise Adagrad ignores weight decay there. On all other devices return the settings unchanged.
+        """Return a copy of these optimizer settings in which row-wise Adagrad has no weight decay if `device` is a CPU,
+        because FBGEMM's row-wise Adagrad ignores weight decay there. On all other devices return the settings
+        unchanged. The weight decay of Adam stays on every device.
         """
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 

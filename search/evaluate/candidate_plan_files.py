@@ -1,4 +1,4 @@
-"""The search for one task: the candidate plans, the measurements of these plans, and the choice of the best plan.
+"""The search for one task: the candidate plans, the measurements of these plans, and the choice of the plan to deploy.
 The candidate plans are saved in files.
 
 A run that was killed measures nothing twice.

@@ -137,7 +137,8 @@ class MirroredMeasurer(TorchRecMeasurer):
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
         """Return the rows of `stretches.parquet`: the times of all stretches of the measured ranks. A stretch is a part
         of a training step: work in one phase, up to an exchange or to the next phase. The stretches of a rank are in
-        the order in which they ran.
+        the order in which they ran. If device and host work in parallel, the last row of a rank is not a stretch, but
+        the time in which the host launches the step.
         """
         return [
             {

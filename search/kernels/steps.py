@@ -138,7 +138,8 @@ def _too_late(
     the step without a full estimate of the cost, because a plan costs at least the time of every single device.
 
     The time of the device is the ready time (`ready_ms`) for `score` and `units`, plus `left_ms` of transfer. `score`
-    and `units` are estimates or bounds for the device after the step; `widest` is the units of the widest device.
+    and `units` are estimates or bounds for the device after the step; `widest` is the units of the widest device, or a
+    lower bound of these units.
     """
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 

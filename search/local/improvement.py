@@ -67,7 +67,8 @@ class Improvement:
 
 def _local_search(local: LocalSearch, plan: CostedPlan, most: float) -> CostedPlan:
     """Improve `plan` by taking the best step again and again, and return the resulting plan. The search ends if no step
-    lowers the cost, or if `local.looked`, the number of plans examined so far, reaches `most`.
+    lowers the cost, or if `local.looked`, the number of plans examined so far, reaches `most`. A plan whose exchanges
+    the communication models predict counts as two plans for each device.
     """
     while local.looked < most and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper

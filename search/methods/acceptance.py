@@ -105,7 +105,7 @@ class Acceptance:
     def _fraction(self, kind: "ModelKind", own: bool) -> float:
         """Return the fraction of the error margins that the gain of a new plan must exceed. The error margins of the
         first plan and the new plan are added up. `kind` is the kind of the compute model. `own` is True if the cost
-        models have error margins of their own, and False if any error margin is assumed.
+        models have error margins of their own for kernels, forward exchanges and backward exchanges.
         """
         of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
         return max(of_kind, 0.0 if own else self.assumed_margin_fraction)

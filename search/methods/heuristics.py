@@ -72,6 +72,8 @@ class Greedy(Searcher):
         devices that have room. Return the widths (I, D): the width of each of I items (such as tables) on each of D
         devices, in units of 4 columns.
 
+        Items that constraints restrict to few devices, or keep apart from other items, are placed first.
+
         Tables in host memory may take more bytes than the hosts have.
 
         Raises:

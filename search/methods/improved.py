@@ -55,10 +55,10 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Make first plans by several methods, improve the first plans by local search, and return the best plan that
-        the search accepts. If the search made another plan with a lower predicted cost, the result also has the plan
-        with the lowest predicted cost, as `rejected`. The accepted plan is never predicted to cost more than the plan
-        of the first method.
+        """Make first plans by several methods, improve the cheapest of them by local search, and return the best plan
+        that the search accepts. If the search made another plan with a lower predicted cost, the result also has the
+        plan with the lowest predicted cost, as `rejected`. The accepted plan is never predicted to cost more than the
+        plan of the first method.
 
         Raises:
             InfeasibleError: no start has a plan.

@@ -468,9 +468,9 @@ class NeuroShard(Searcher):
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
-        """Return one of two plans of the same task: `other` if the search accepts `other` in place of `found`, and
-        otherwise `found`. The search accepts `other` if the gain is large enough by the rule `acceptance`. If
-        `acceptance` is None, the search accepts every gain.
+        """Return one of two plans: `other` if the search accepts `other` in place of `found`, and otherwise `found`.
+        The search accepts `other` if the gain is large enough by the rule `acceptance`. If `acceptance` is None, the
+        search accepts every gain. Both plans have the same tables and devices; the rules of their tasks may differ.
 
         If `found` is returned and the search has rejected cheaper plans, the result also has the cheapest rejected
         plan.

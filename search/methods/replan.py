@@ -96,9 +96,9 @@ class Replan(Searcher):
         the plan that moves the fewest bytes between devices.
 
         Plans that the search does not accept are left out. The plan that makes only the required moves is always
-        accepted. Any other plan is accepted if the predicted gain exceeds a margin for the errors of the cost models.
-        The remark of the result names the bytes that are moved. The result has a warning if no shard of the old plan
-        can stay, or if optimizer state does not load.
+        accepted. Any other plan must be accepted by the rule `acceptance`; for example, the predicted gain must exceed
+        a margin for the errors of the cost models. The remark of the result names the bytes that are moved. The result
+        has a warning if all tables were planned from nothing, or if optimizer state does not load.
 
         Raises:
             UserError: the starting plan has none of the task's tables; or more than `max_moved_bytes` has to be moved

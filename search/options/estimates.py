@@ -226,7 +226,8 @@ class CostEstimates:
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
         """Return the estimated memory, compute time and traffic of the row-wise and data-parallel tables on each
-        device. All devices have the same numbers. `types` (T,) has the sharding type of each of T tables.
+        device. The compute time includes other parts of a step, for all tables. All devices have the same numbers.
+        `types` (T,) has the sharding type of each of T tables.
         """
         shared, devices = self.everywhere(TypeChoices(types[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)

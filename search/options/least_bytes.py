@@ -68,8 +68,8 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Return the fewest bytes that each of T tables can take. The minimum is over all sharding types that the table
-        may have, and over all lists in `tiers`. Each list in `tiers` has one tier assignment for each table.
+        """Return the fewest bytes that each of T tables can take. The minimum is over all sharding types and all tier
+        assignments in `tiers` that the table may have. Each list in `tiers` has one tier assignment for each table.
 
         Only kernel `calls` count; a table without any of these calls counts 0.
         """
@@ -127,8 +127,9 @@ def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntAr
 
 
 def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
-    """Return the error which says that all tables of a task together take too much memory, at least `least_bytes`
-    bytes.
+    """Return the error which says that the tables of a task take too much memory. If all tables may be column-wise,
+    and `check_total` raises an error, this error is returned. Otherwise, the error names `least_bytes`, the fewest
+    bytes of device memory that all tables together take.
     """
     if all(its.free for its in task.limits):
         try:

@@ -118,8 +118,9 @@ class OptionTable:
     def fits_easily(self) -> bool:
         """True if all tables fit easily in device memory, so that host memory is not needed.
 
-        In this case, the tables fill only a small fraction of device memory, no table that may be column-wise is too
-        large for this, and the tables fit in a quick plan of the first choice of sharding types.
+        In this case, all tables are in device memory and fill at most half of it (the smallest of
+        `ChoiceSettings.memory_shares`). No table that may be column-wise is too large for this, and the tables fit in a
+        quick plan of the first choice of sharding types.
         """
         as_allowed = bool((self.allowed[:, COLUMNS] == self.may_have[:, COLUMNS]).all())
         return is_ample(self.task) and as_allowed and not isinf(self.quick_ms(self.first))
@@ -468,7 +469,7 @@ class OptionTable:
         If some table may not be column-wise, the result is `error`. Otherwise, if sums of bytes prove that the tables
         do not fit in memory as column-wise tables, the result is an error with these bytes. If the sums prove nothing,
         the result is `error` if all tables are column-wise in the first choice; if not, it is a new error, which may
-        name the memory that column-wise tables lack.
+        name an amount of memory for each device that suffices for column-wise tables.
         """
         if not self.may_have[:, COLUMNS].all():
             return error

@@ -39,7 +39,7 @@ def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int
 
 
 def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArray:
-    """Of the shards in `splits` that may be halved, return the `count` largest and the `count` most expensive, (n,)."""
+    """Return the `count` largest (bytes) and the `count` most expensive shards in `splits` that may be halved, (n,)."""
     rows = splittable(shards, splits)
     largest = rows[np.argsort(-shards.size_bytes[rows], kind="stable")[:count]]
     most_expensive = rows[np.argsort(-shards.cost_ms[rows], kind="stable")[:count]]

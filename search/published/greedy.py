@@ -1,7 +1,7 @@
 """Greedy placement (Zha et al. 2023, section 3.3): each shard goes where the device's new compute time is lowest.
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
-once, compiled; a test holds the two equal. `grid.placement_order` orders the shards, most expensive first.
+once, compiled; a test holds the two equal. `grid.placement_order` orders the shards: by falling cost, `confined` first.
 """
 
 from typing import NamedTuple

@@ -82,16 +82,16 @@ class Explanation:
 
     @property
     def is_balanced(self) -> bool:
-        """True if no device makes the plan noticeably more expensive: an even spread of the compute time, or of the
-        columns, over the devices would save less than 0.5% of the plan's cost.
+        """True if no device makes the plan noticeably more expensive. Then the longest compute time is above the mean
+        by less than 0.5% of the plan's cost, and an even spread of the columns would save less than 0.5% of the cost.
         """
         return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property
     def bottleneck(self) -> int:
         """The device that adds the most to the plan's cost: the device with the longest compute time, or the device
-        with the most columns. The result is the device with the longest compute time if an even spread of the compute
-        time would save at least as many ms as an even spread of the columns.
+        with the most columns. The result is the device with the longest compute time if this time is above the mean by
+        at least as many ms as an even spread of the columns would save.
         """
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 

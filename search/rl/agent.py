@@ -149,7 +149,7 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
-    """Save an agent in the directory `path`: the weights in `policy.safetensors`, and the rest in `policy.json`.
+    """Save an agent in the directory `path`: first the weights in `policy.safetensors`, then the rest in `policy.json`.
     The rest is the description of the networks and the model card, which documents how the agent was trained.
     """
     weights = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}

@@ -90,8 +90,8 @@ class RandomOrder:
     """
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """Return a random order of the I items of each of B tasks in `batch`, as item numbers (B, I). An item is one
-        table, or several tables that are kept together. The order of each task is drawn independently.
+        """Return a random order of the I items of each of B tasks in `batch`, as item numbers (B, I). An item is a
+        table, a pinned shard, or several tables that are kept together. The order of each task is drawn independently.
         """
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 

@@ -83,8 +83,9 @@ def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
 
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:
-    """Raise UserError if the report must not be written into the directory `out`: because `out` is one of the `runs`
-    that the report reads, or because it contains the files of another command.
+    """Raise UserError if the report cannot or must not be written into the directory `out`: because `out` cannot be
+    created or is not writable, because `out` is one of the `runs` that the report reads, or because `out` contains the
+    files of another command.
     """
     check_directory(out)
     if not out.exists():

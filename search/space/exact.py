@@ -36,8 +36,9 @@ def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray | None:
-    """Return the packing that the solver finds, or None if the solver finds no packing. The packing is an array (I, D):
-    the width of each of I items on each of D devices, in units of 4 columns.
+    """Return the packing that the solver finds. Return None if the solver finds no packing, or if there are no items or
+    too many unknowns for the solver. The packing is an array (I, D): the width of each of I items on each of D devices,
+    in units of 4 columns.
 
     On devices with large memory, the solver computes with rounded bytes, so the packing may need slightly more memory
     than such a device has. To make this less likely, the solver leaves `margin` units of memory free on such a device.

@@ -96,8 +96,8 @@ def check_total(space: SearchSpace) -> None:
     """Raise InfeasibleError if sums of bytes prove that the column-wise tables do not fit in memory. The check searches
     for no packing, so tables that pass this check may still not fit.
 
-    The proof is that all items together, or one item in its narrowest shards, take too many bytes. The error names an
-    amount of memory that suffices, if there is one.
+    The proof is that all items together, or one item in its narrowest shards, take too many bytes. The bytes of cached
+    tables may be upper bounds (`charged_widths`). The error names an amount of memory that suffices, if there is one.
     """
     memory = space.free_bytes
     check_hosts(space.task)
@@ -117,9 +117,10 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error to raise if some items do not fit on any device, even if they are split as finely as the rules
-    allow. An item is a table, a pinned shard, or several tables kept together. `tight` (n,) has the indices of the
-    items that do not fit. The error names one of these items: the item whose narrowest shard takes the most bytes.
+    """Return the error to raise if some items fit on no device that is allowed for them, even if they are split as
+    finely as the rules allow. An item is a table, a pinned shard, or several tables kept together. `tight` (n,) has the
+    indices of the items that do not fit. The error names one of these items: the item whose narrowest shard takes the
+    most bytes.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])

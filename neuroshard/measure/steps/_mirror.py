@@ -78,7 +78,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices for which this process group has a backend: a list with only the CPU.
+        """The devices for which this group tells torch that it has a backend: a list with only the CPU.
         The list is not empty because some releases of TorchRec refuse groups without a device.
         """
         return [torch.device("cpu")]

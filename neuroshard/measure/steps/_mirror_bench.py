@@ -89,9 +89,10 @@ class _Live:
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """Train one untimed step and then `steps` timed steps, and return the mean times of the stretches of a timed
-        step. A stretch is work of this rank in one phase; the stretch ends when another phase or an exchange between
-        ranks begins. The exchanges themselves are not timed.
+        """Train one untimed step and then `steps` timed steps, and return means over the timed steps, (3, S): the ms of
+        each of S stretches, and the bytes that this rank sends and receives in the exchange that ends the stretch. A
+        stretch is work of this rank in one phase; the stretch ends when another phase or an exchange between ranks
+        begins. The exchanges themselves are not timed.
 
         As in training, no step waits for the device.
         """

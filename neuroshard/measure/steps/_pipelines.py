@@ -52,7 +52,7 @@ class _Ended(NamedTuple):
 
 class PhaseClock:
     """A clock that attributes a device's time to phases of a step: time counts for the phase that was entered last.
-    The time of exchanges between ranks is left out.
+    The time of exchanges between ranks is left out if the exchanges run inside `meeting`, as in mirrored steps.
     """
 
     def __init__(self, device: Device) -> None:

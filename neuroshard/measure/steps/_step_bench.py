@@ -202,9 +202,9 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of a model that torch's optimizers update, as two lists. The first list has the weights of
-    the data-parallel tables, which `copies` names. The second list has the parameters of the dense network. The weights
-    of all other tables are in neither list, because fused kernels update these weights.
+    """Return the parameters of a model that optimizers outside fused kernels update, as two lists. The first list has
+    the weights of the data-parallel tables, which `copies` names. The second list has the parameters of the dense
+    network. The weights of all other tables are in neither list, because fused kernels update these weights.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]

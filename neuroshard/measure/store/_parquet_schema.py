@@ -266,14 +266,16 @@ class RowCodec(Generic[Sample]):
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
         """Return the measurements in a Parquet table.
-        If a row is malformed, raise UserError with the number of the sample.
+        Raise UserError if a row is malformed. If each value of the row is valid, but the values contradict each other,
+        the error has the number of the sample.
         """
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
         """Return the rows of a Parquet table as objects, one for each measurement, after checking all values.
-        Each column is checked as a whole, which is fast. If a column is malformed, the rows are checked one by one
-        instead, so that the error names the malformed row.
+        Each column is checked as a whole, which is fast. If a column is missing, unknown or malformed, the rows are
+        checked one by one instead. A column with a default may be missing. The UserError about a malformed row names
+        the field and the value, but not the number of the sample.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):

@@ -103,8 +103,9 @@ def _read_pass(path: Path) -> Pass:
 def passes_in(
     run: Path, task: int, plans: Sequence[Plan], wrong: Callable[[Pass], str | None] = lambda _: None
 ) -> Parts[Pass]:
-    """Return the measurement passes over a task's plans that are stored in the directory `run`, with one file for each
-    pass. In a pass, all plans are measured once. An example of a file is `measurements/task-0000/pass-0000.parquet`.
+    """Return the `Parts` that read and write the measurement passes over a task's plans in the directory `run`, with
+    one file for each pass. In a pass, all plans are measured once. An example of a file is
+    `measurements/task-0000/pass-0000.parquet`.
 
     `wrong` checks a pass further: it returns the reason why the pass is not valid, or None if the pass is valid.
     """

@@ -251,9 +251,9 @@ class CommSample:
         """The groups of devices that must all send the same number of bytes: a list with one tuple for each group. A
         tuple has the bytes that each device of the group sends.
 
-        A reduce-scatter or an all-reduce has one group with all devices. A collective of table_row_wise tables has one
-        group for each host. For other collectives, such as an all-to-all, devices may send unequal bytes, and the list
-        is empty.
+        A reduce-scatter or an all-reduce has one group with all devices. A collective for tables whose rows are on one
+        host, such as table_row_wise tables, has one group for each host. For other collectives, such as an all-to-all,
+        devices may send unequal bytes, and the list is empty.
         """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]

@@ -62,8 +62,8 @@ def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
 
     The product has P + S terms. The first P terms are one for each pair: the logarithm in the later period minus the
     logarithm in the earlier period, divided by `_REPEATED`. The last S terms are one for each period: the logarithm
-    itself, divided by `_SPEEDS`. The divisors are the expected sizes of the numbers, so that the loss compares all
-    terms on one scale.
+    itself, divided by `_SPEEDS`. The divisors put all deviations on one scale: `_REPEATED` is the expected deviation of
+    a difference from the measured ratio of the pair, and `_SPEEDS` is the expected size of a logarithm.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])

@@ -81,7 +81,7 @@ class Tally:
     def of_batch(cls, features: Mapping[str, int], blocks: IntArray, rows: RowCounts) -> Self:
         """Return the tally of one table's lookups in one whole global batch.
         `features` has the number of lookups of each feature, `blocks` (K,) has the number of lookups in each of K
-        blocks of rows, and `rows` has the number of lookups of each row.
+        blocks of rows, and `rows` has the number of lookups of each touched row, or of a random share of these rows.
         """
         counts = rows.counts
         if not len(counts):
