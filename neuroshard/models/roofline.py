@@ -103,7 +103,7 @@ class RooflineCompute(SumModel):
     def head(self) -> ReluHead:
         """The head that computes the time of a kernel call from the sum of the vectors of the shards (`embed`). The
         time is the sum of the shards' times, plus the fixed time of the call. If all tables in the call are narrow,
-        the time that these narrow tables save is subtracted.
+        the call takes less time than this sum, and the difference is subtracted.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -414,9 +414,9 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of the links within a host, as a multiple of the speed of the links for which the times in
-        `curves` were published. If the bus bandwidth within a host was measured, the speed between several devices is
-        computed from this bandwidth. Otherwise, the result is the attribute `speed`.
+        """Return how many times as fast the links within a host are as the links of the machine with published times
+        (`curves`). The factor is computed from the measured bus bandwidth within a host. If no bandwidth was measured,
+        or if there is only one device, return the attribute `speed`.
         """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed

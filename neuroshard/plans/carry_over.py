@@ -229,10 +229,11 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
 def _other_blocks(
     old: Table, task: Task, new: int, placements: Sequence[Placement], layout: Layout
 ) -> list[Placement] | None:
-    """Return placements for a row-wise or data-parallel table whose number of rows or columns has changed.
-    The table keeps the devices and the column ranges that it has in `placements`.
+    """Return placements for a row-wise or data-parallel table that has another number of rows or columns than in the
+    previous plan. The table stays on the devices of `placements`, the placements in the previous plan.
 
-    None if the table has too few rows, or if it has several column ranges and another number of columns than before.
+    Return None if the table has too few rows. Several column ranges stay the same, so the result is also None if the
+    table has several column ranges and another number of columns than before.
     """
     ranges = grouped(placements, lambda placed: (placed.shard.column, placed.shard.dim))
     if len(ranges) > 1 and old.dim != task.tables[new].dim:

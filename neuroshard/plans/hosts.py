@@ -59,8 +59,8 @@ def least_host_bytes(task: Task) -> int:
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """Return the plan with constraints that keep column shards in host memory on their present hosts.
-    Return the plan unchanged if no plan could need more memory on a host than the host has.
+    """Return the plan with further constraints: each column shard in host memory must stay on the same host.
+    Return the plan unchanged if there is only one host, or if all tables in host memory fit on one host.
 
     Shards of a table on several hosts keep their widths. Tables with pinned shards get no further constraints.
     """

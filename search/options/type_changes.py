@@ -115,7 +115,7 @@ class TypeChanges:
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, types: IntArray) -> Plan:
-        """Return the starting plan after the tables change to the sharding types `types` (T,)."""
+        """Return a copy of the plan `start` in which the tables have the sharding types `types` (T,)."""
         changed, task = types != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
