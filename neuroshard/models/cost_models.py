@@ -291,8 +291,9 @@ class CostModels:
                 "models-batch-size-differs",
                 f"the cost models are for batch size {self.batch_size}",
                 limit=f"the task has batch size {task.batch_size}",
-                remedy=f"Set batch_size={self.batch_size}, or collect data with batch_size={task.batch_size} and "
-                "pretrain cost models on the data",
+                remedy=f"Set batch_size={self.batch_size} (the samples of all devices together; NeuroShardPlanner "
+                f"takes the samples of one device), or collect data with batch_size={task.batch_size} and pretrain "
+                "cost models on the data",
             )
 
     @property
@@ -383,7 +384,7 @@ class CostModels:
         """
         if self.of_whole_steps:
             return ()
-        knowing = "Load cost models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
+        knowing = "Load models that know this overhead (cpu, h100 or roofline:NAME, with framework=torchrec), or use"
         return (
             Message(
                 "costs-lack-framework",
