@@ -105,7 +105,7 @@ class Loads:
 
     @property
     def output_bytes(self) -> FloatArray:
-        """(n,) bytes of the output embeddings of each load in an fp32 exchange."""
+        """(n,) bytes of the output embeddings of each load (the work of a shard), if sent as fp32."""
         return self.outputs * self.dim * ELEMENT_BYTES
 
     @property

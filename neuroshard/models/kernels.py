@@ -266,8 +266,8 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector with one number for each of n shards (`loads`), (n, 1). The number is the time of a kernel
-        call with only this shard, in ms, multiplied by the factor `share`.
+        """Return the time of a kernel call with only one shard, for each of n shards, (n, 1) ms. All times are
+        multiplied by the attribute `share`, a constant factor.
         """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 

@@ -102,9 +102,9 @@ class Conversion(PartModel):
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts the time of the conversions for each of n shards (`Loads`), (n,) ms. The
-        device of a shard converts the outputs of the shard from fp32 to fewer bits before the exchange. For pooled
-        row-wise tables, the time includes the conversion of received sums back to fp32.
+        """Return a function that predicts, for each of n shards (`Loads`), the time of converting the outputs of the
+        shard from fp32 to fewer bits before the exchange, (n,) ms. For pooled row-wise tables, the time includes the
+        conversion of received sums back to fp32.
 
         The ms include the conversions of the gradients, if the backward exchange is in fewer bits.
         """

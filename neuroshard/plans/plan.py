@@ -435,8 +435,8 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
     """Raise UserError if a placement names a table or a device that the task does not have.
-    Also raise UserError if a device has several shards of one table. Several column shards of one table are allowed on
-    a device only if they have more than 2048 columns together, too many for one shard.
+    Also raise UserError if a device has several shards of one table, except column shards with more than 2048 columns
+    in total, which are too many for one shard.
 
     Raises:
         UserError: a check fails; the message names the table and the device.

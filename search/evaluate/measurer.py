@@ -120,8 +120,8 @@ class Measurer(ABC):
 
     @abstractmethod
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if this measurer cannot measure plans of these tasks,
-        or cannot measure the given plans of each task together.
+        """Raise UserError if this measurer cannot measure plans of these tasks, or if the plans of a task cannot be
+        measured in one run, for example because their models do not fit in memory at the same time.
         """
 
     @abstractmethod

@@ -138,10 +138,10 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.widths, 1, space)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Return at most `count` plans to measure on hardware. The first is `plan`. The others are the first plans of
-        the search, results of local search from these first plans, and random variations of one such result.
+        """Return at most `count` plans to measure on hardware: `plan`, the plans from which local search starts, the
+        results of local search, and random variations of the result from the cheapest start.
 
-        The local searches from the same first plan have different seeds.
+        Local searches from the same start have different seeds.
         """
         fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
         if not len(fixed.column_wise):

@@ -46,7 +46,7 @@ class ComputeHead(Protocol):
 
 
 class PlacementRules(NamedTuple):
-    """Rules for I items (as a rule tables): on which devices each may be placed, and into which shards it may be split.
+    """Rules for I items (usually tables): on which devices each item may be placed, and how each item may be split.
 
     Attributes:
         allowed: (I, D) True if a device may hold the item.

@@ -62,8 +62,9 @@ class FixedLoad:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "FixedLoad":
-        """Return a fixed load without tables, which takes no memory, compute time or traffic on any device. The indices
-        in `tables` (t,) are the tables that a search is to place column-wise; None stands for all tables of the task.
+        """Return a fixed load that takes no memory, compute time or traffic on any device: no table is placed yet.
+
+        `tables` (t,) has the indices of the tables that the search places column-wise; None for all tables of the task.
         """
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
