@@ -145,7 +145,7 @@ LARGEST = table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, features=MAX_FEATURE
 @example(replace(LARGEST, rows=1, pooled=False), MemoryUse("adam", 0), MAX_BATCH_SIZE)
 @example(table("t", (1 << 40) - 1, 65532, 0.1), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
 @example(table("t", 1, 4, 0.1), MemoryUse("sgd", 1), 10)
-@settings(max_examples=300)
+@settings(max_examples=500)
 def test_device_bytes_of_a_table_are_exact_or_refused(table, use, batch_size):
     """Bytes equal those of exact integers, over all allowed tables, batches and memory settings."""
     expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
@@ -163,7 +163,7 @@ def test_device_bytes_of_a_table_are_exact_or_refused(table, use, batch_size):
 
 
 @given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
-@settings(max_examples=100)
+@settings(max_examples=200)
 def test_bytes_of_several_tables_on_a_device_are_exact(some, use, batch_size, data):
     some = [replace(table, name=f"t{i}") for i, table in enumerate(some)]
     total = sum(_exact_bytes(table, use, batch_size) for table in some)
