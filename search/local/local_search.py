@@ -249,6 +249,7 @@ class LocalSearch:
         shape = units.shape[:2]
         segments = forward.segments_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])
+        # copies in C order: numba compiles the local search again for every other memory layout
         return Exchanges(*steps, backward.reshape(shape).copy(), segments.copy(), forward.share, forward.lead)
 
 
