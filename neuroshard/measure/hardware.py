@@ -54,7 +54,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The description of this machine: the host memory, and the processor or the GPUs, whichever `device` is."""
+        """The description of this machine: the host memory, and the type of processor or GPU that is measured."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:

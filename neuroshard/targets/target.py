@@ -234,8 +234,8 @@ class Target:
         steps. If the target trains with TorchRec, and the overhead of TorchRec is known to `models`, the predicted
         costs include this overhead.
 
-        Analytic exchange times become those of hierarchical all-to-alls if the target has these. Models that were
-        loaded with framework="none" do not get TorchRec's overhead.
+        If the target exchanges by hierarchical all-to-alls, analytic models predict these. Models that were loaded with
+        framework="none" do not get TorchRec's overhead.
 
         Raises:
             UserError: the models include TorchRec's overhead, but another framework trains.
@@ -315,9 +315,9 @@ class Target:
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
         """Return the reason why the target cannot express the sharding or the memory tier of a table in a plan.
-        The reason is a pair of texts for an error message, such as "is in tier uvm" (what the table is) and "HugeCTR
-        has tables only in tier device" (the target's limit). Return None if the target can express the sharding and the
-        tier.
+        The reason is a pair of texts for an error message: a predicate of the table, such as "is in tier uvm", and the
+        limit of the target, such as "HugeCTR has tables only in tier device". Return None if the target can express the
+        sharding and the tier.
         """
         types, noun = self.sharding_types, "tables"
         if not table.pooled:
@@ -335,7 +335,7 @@ class Target:
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
         """Return the reason why the target cannot express the column shards of a table; None if there is no reason.
         The target needs shards of equal width, at most one on each device. The reason is a pair of texts for an error
-        message, such as "is in shards of 32 and 64 columns" (what the table is) and the target's limit.
+        message: a predicate of the table, such as "is in shards of 32 and 64 columns", and the limit of the target.
         """
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:

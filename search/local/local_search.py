@@ -1,5 +1,6 @@
-"""Local search, which improves a plan step by step. A plan is given by the width of each item (such as a table) on each
-device. A step moves columns of an item to another device, or swaps two shards.
+"""Local search, which improves a plan step by step. A plan is an array (I, D): the width of each of I items (such as
+tables) on each of D devices, in units of 4 columns. A step moves columns of an item to another device, or swaps two
+shards.
 
 One kind of step covers three changes: a step that moves a whole shard is a move, a step that moves half of a shard is
 a split, and a step onto a device that already has a shard of the table is a merge. Steps start at the devices that make
@@ -59,9 +60,7 @@ class CostedPlan:
 
     @property
     def widths(self) -> IntArray:
-        """The plan as an array (I, D): the width of each of I items (such as tables) on each of D devices, in units of
-        4 columns.
-        """
+        """The plan as an array (I, D)."""
         return self.contents.widths
 
     @property
@@ -76,8 +75,7 @@ class LocalSearch:
     def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
         """Prepare to search for plans that are cheaper than the plan `start`. At most `max_moved_bytes` bytes of
         weights and optimizer state may move between devices to get from `start` to a cheaper plan; None sets no limit.
-        `start` is an array (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
-        columns.
+        `start` is an array (I, D).
 
         Moved bytes are counted item by item. This count is never less than a count table by table.
         """
@@ -91,9 +89,7 @@ class LocalSearch:
         self.looked = 0  # number of plans; one costed by the communication models counts as two per device
 
     def costed(self, widths: IntArray) -> CostedPlan:
-        """Return the plan with the given widths, with the predicted costs of every device. `widths` (I, D) has the
-        width of each of I items (such as tables) on each of D devices, in units of 4 columns.
-        """
+        """Return the plan `widths` (I, D) with the predicted costs of every device."""
         return self._costed([widths.copy()])[0]
 
     def others(
@@ -138,9 +134,8 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Return a `CostedPlan`, which has predicted costs, for each plan in `every`. A plan is an array (I, D): the
-        width of each of I items (such as tables) on each of D devices, in units of 4 columns. All plans are predicted
-        in one call of the communication models.
+        """Return a `CostedPlan`, which has predicted costs, for each plan in `every`. A plan is an array (I, D). All
+        plans are predicted in one call of the communication models.
         """
         plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
@@ -263,9 +258,9 @@ def _changed(widths: IntArray, changes: IntArray) -> IntArray:
 
 
 def applied(widths: IntArray, step: IntArray) -> IntArray:
-    """Return a copy of `widths` after one step of the local search. `widths` (I, D) has the width of each of I items
-    (such as tables) on each of D devices, in units of 4 columns. `step` (5,) has a source device, a target device, an
-    item, the number of moved units, and an item that moves back to the source device (-1 if no item moves back).
+    """Return a copy of the plan `widths` (I, D) after one step of the local search. `step` (5,) has a source device, a
+    target device, an item, the number of moved units, and an item that moves back to the source device (-1 if no item
+    moves back).
     """
     source, target, out, units, back = step.tolist()
     after = widths.copy()

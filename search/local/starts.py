@@ -56,8 +56,7 @@ class EvenLayouts:
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Return the cheapest plan with evenly split tables. If no such plan fits in memory, return a plan that was
-        packed by bytes alone, whatever the plan costs. Return None if this packing fails as well. A plan is an array
-        (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
+        packed by bytes without regard to costs. Return None if this packing fails as well.
         """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
@@ -89,9 +88,7 @@ class ExistingPlan:
     plan: Plan
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the existing plan (the attribute `plan`) as an array (I, D): the width of each of I items (such as
-        tables) on each of D devices, in units of 4 columns.
-        """
+        """Return the existing plan (the attribute `plan`) as an array (I, D)."""
         return space.widths(self.plan)
 
 

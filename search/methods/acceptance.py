@@ -114,7 +114,7 @@ class Acceptance:
         """Return the reason to reject a new plan, or None to accept the plan. `before` is the cost of the first plan,
         and `after` is the cost of the new plan. The gain must exceed `fraction` of the sum of both error margins.
 
-        If `single` is True, the gain in the mean compute time of all devices does not count.
+        If `single` is True, a lower mean compute time of all devices does not count as a gain.
         """
         if after.outside_training_range > before.outside_training_range:
             return Rejection.OUTSIDE_TRAINING_RANGE

@@ -1,4 +1,8 @@
-"""Searches that make several first plans and improve the most promising of them by local search."""
+"""Searches that make several first plans and improve the most promising of them by local search.
+
+In a search space, a plan is an array (I, D): the width of each of I items (such as tables) on each of D devices, in
+units of 4 columns.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,8 +106,7 @@ class ImprovedSearch(Searcher):
     def _may_improve(self, widths: IntArray, space: CostedSpace) -> bool:
         """Return True if the search may accept another plan in place of the given plan. In the best case, the other
         plan shares the work evenly between devices. The result is False only if the search would reject even such a
-        plan. The given plan is `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in
-        units of 4 columns.
+        plan. The given plan is `widths` (I, D).
 
         By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
         of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles, and
@@ -120,9 +123,8 @@ class ImprovedSearch(Searcher):
         return self.acceptance.may_accept(cost, least_ms, task, simulator)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
-        """Improve the cheapest first plans by local search, and return the cheapest result. `plans` has all first plans
-        as arrays (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4 columns.
-        `costs` has the cost of each first plan.
+        """Improve the cheapest first plans by local search, and return the cheapest result. `plans` has all first
+        plans, (I, D) each, and `costs` has the cost of each first plan.
 
         The local searches from these plans share half of the perturbations and half of the plans that may be examined.
         Then the cheapest result is improved once more, with the other half.
@@ -155,8 +157,7 @@ class ImprovedSearch(Searcher):
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
         """Improve each of the first plans by local search in several rounds, and yield the improved plans. Each of the
         `times` rounds improves all first plans, the cheapest first plan first, with other random steps than the other
-        rounds. A first plan is an array (I, D): the width of each of I items (such as tables) on each of D devices, in
-        units of 4 columns.
+        rounds. A first plan is an array (I, D).
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
@@ -166,8 +167,7 @@ class ImprovedSearch(Searcher):
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
         """Improve a plan by local search, and yield `count` variations of the improved plan, the cheapest variation
         first. Each variation is made from the improved plan by random steps and then by another local search. The plan
-        is given as `widths` (I, D): the width of each of I items (such as tables) on each of D devices, in units of 4
-        columns.
+        is given as `widths` (I, D).
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
@@ -176,9 +176,8 @@ class ImprovedSearch(Searcher):
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
         """Improve a plan by local search, and return two values: the `LocalSearch` object and the improved plan. With
-        the object, a caller can make variations of the improved plan. The plan is given as `widths` (I, D): the width
-        of each of I items (such as tables) on each of D devices, in units of 4 columns. Calls with different values of
-        `number` take different random steps.
+        the object, a caller can make variations of the improved plan. The plan is given as `widths` (I, D).
+        Calls with different values of `number` take different random steps.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
@@ -186,9 +185,8 @@ class ImprovedSearch(Searcher):
 
 
 def _first_plans(starts: Sequence[Start], space: CostedSpace, first: IntArray | None = None) -> list[IntArray]:
-    """Return several first plans as arrays (I, D): the width of each of I items (such as tables) on each of D devices,
-    in units of 4 columns. The first plans are `first`, if it is not None, and one plan from each source in `starts`
-    that finds a plan. Raise InfeasibleError if there is no first plan.
+    """Return several first plans as arrays (I, D). The first plans are `first`, if it is not None, and one plan from
+    each source in `starts` that finds a plan. Raise InfeasibleError if there is no first plan.
     """
     found = (first, *(start.first_widths(space) for start in starts))
     plans = [widths for widths in found if widths is not None]
@@ -204,8 +202,7 @@ def _first_plans(starts: Sequence[Start], space: CostedSpace, first: IntArray | 
 
 def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
     """Return a list with True for each plan that fits in memory, and False for each other plan. If no plan fits, the
-    list has True for all plans. A plan is an array (I, D): the width of each of I items (such as tables) on each of D
-    devices, in units of 4 columns.
+    list has True for all plans. A plan is an array (I, D).
 
     If no plan fits, a later error can then name one of the plans. Plans are checked only if tables are cached: the
     bytes of a cached table depend on the other shards on the device, and searches add up the bytes of single shards.

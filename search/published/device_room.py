@@ -32,7 +32,7 @@ class DeviceRoom(NamedTuple):
 
 @jit_inline
 def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Return True if the rules allow a shard of `item` on `device`, beside the other items there. `widths` (I, D) has
+    """Return True if the rules allow a shard of `item` on `device` with the other items there. `widths` (I, D) has
     the units (4 columns) of each item on each device. The item `leaving` (-1: none) leaves the device and is ignored.
     """
     if not rules.allowed[item, device]:

@@ -193,8 +193,8 @@ class Search(OutputSettings, ModelSettings):
         return self.verify.measure.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """Return what the plans of this search depend on, except the tasks, as a dict: the settings of the search, and
-        the digests of the files that the search reads. An interrupted search is only continued if this dict is the
+        """Return a dict with the settings of the search, and the digests of the files that the search reads. Together
+        with the tasks, these values determine the plans. An interrupted search is only continued if this dict is the
         same as before.
         """
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}

@@ -319,7 +319,7 @@ class MirroredStep:
     @property
     def _between(self) -> list[FloatArray]:
         """The local work of the R measured ranks in ms, as a list of arrays (R, k, P): one array for each part of the
-        step. The parts lie before, between and after the exchanges for which ranks wait.
+        step. The exchanges for which ranks wait divide the step into parts.
 
         An array has the times of P phases on R ranks in the k intervals of the part. The k - 1 exchanges between these
         intervals are exchanges for which ranks do not wait. Other parts may have another k.
