@@ -7,8 +7,8 @@ predicted. No model was fitted to these steps: plans and predictions were made b
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +28,11 @@ from neuroshard.words.model_choice import ModelChoice
 
 DATA = Path(__file__).resolve().parent / "data" / "gpu_steps"
 KERNELS, WHOLE, PIPELINE = "h100", ModelChoice("h100", framework="torchrec"), "sparse_dist"
+BASELINE = "torchrec"  # the plan of TorchRec, column-wise only, best of eight settings
+TORCHREC_DEFAULT = (
+    "torchrec_default"  # the plan of TorchRec's default planner; made on 29 November 2026 by TorchRec 1.8.0
+)
+ALL = "torchrec_all_types"  # the plan of TorchRec, all sharding types, best of eight settings
 AGAIN = "again:"  # before the name of a plan that was built a second time
 TABLES = {
     "hot2b": "24, one of them hot",
@@ -51,25 +56,27 @@ TABLES = {
 
 class Way(NamedTuple):
     """A way to train the steps: the size of the dense network (as text for people), the name of the default search's
-    plans for this network, and the column with the predictions that were made before the measurements.
+    plans for this network, the column with the predictions that were made before the measurements, and the widths of
+    the network's layers.
     """
 
     dense: str
     default: str
     foreseen: str
+    widths: tuple[int, ...]
 
 
 LITTLE, MUCH = "little", "much"
 WAYS = {
-    LITTLE: Way("64 columns", "untold", "foreseen_untold_ms"),
-    MUCH: Way("1,024 to 256 columns", "default", "foreseen_ms"),
+    LITTLE: Way("64 columns", "untold", "foreseen_untold_ms", (64,)),
+    MUCH: Way("1,024 to 256 columns", "default", "foreseen_ms", (1024, 1024, 512, 256)),
 }
 METHODS = {
     "columns": "column-wise only",
     "kernels_alone": f"default by `{KERNELS}`",
     "published": f"published, by `{KERNELS}`",
     "size_lookup_greedy": "size-lookup greedy",
-    "torchrec_all_types": ALL_TYPES,
+    ALL: ALL_TYPES,
 }
 _LEAST_PLANS = 4  # plans of a task whose order says something
 
@@ -90,6 +97,7 @@ class Ratio(NamedTuple):
     builds of the same plan.
     """
 
+    task: str
     model: str
     default: float
     columns: float
@@ -99,11 +107,11 @@ class Ratio(NamedTuple):
 def ratios(way: str) -> Iterator[Ratio]:
     """Yield the ratios of step times for every task that was measured with the dense network of `way`."""
     noise = {(one, task): abs(again / first - 1) for (one, task), again, first in _built_twice()}
-    for task, model in TABLES.items():
+    for task in TABLES:
         if steps := _steps().get((way, task)):
-            of = {name: one.step_ms / steps["torchrec"].step_ms for name, one in steps.items()}
-            gpus = _plans()[task, "torchrec"].task.topology.num_devices
-            yield Ratio(f"{model}, {gpus} GPUs", of[WAYS[way].default], of.get("columns", np.nan), noise[way, task])
+            of = {name: one.step_ms / steps[BASELINE].step_ms for name, one in steps.items()}
+            default, columns = of[WAYS[way].default], of.get("columns", np.nan)
+            yield Ratio(task, _task_label(task), default, columns, noise[way, task])
 
 
 _COMPARED = (
@@ -133,7 +141,7 @@ def by_task_little() -> str:
 
 def _task_label(task: str) -> str:
     """Return a description of a task for people: its tables and its number of GPUs."""
-    return f"{TABLES[task]}, {_plans()[task, 'torchrec'].task.topology.num_devices} GPUs"
+    return f"{TABLES[task]}, {_plans()[task, BASELINE].task.topology.num_devices} GPUs"
 
 
 def _compared(way: str, task: str) -> Sequence[str]:
@@ -141,12 +149,89 @@ def _compared(way: str, task: str) -> Sequence[str]:
     predicted and measured ratios.
     """
     steps, its = _steps()[way, task], WAYS[way]
-    base, ours = steps["torchrec"], steps[its.default]
+    base, ours = steps[BASELINE], steps[its.default]
     foreseen_ms = _plan_frame()[its.foreseen] + _dense_ms(way, task)
-    ratios = foreseen_ms[task, its.default] / foreseen_ms[task, "torchrec"], ours.step_ms / base.step_ms
+    ratios = foreseen_ms[task, its.default] / foreseen_ms[task, BASELINE], ours.step_ms / base.step_ms
     forms = ", ".join(str(_plans()[task, its.default].forms.count(form)) for form in FORMS)
     hosts = f"{base.host_ms:.1f}, {ours.host_ms:.1f}"
     return forms, f"{base.step_ms:.1f}", hosts, *(f"{ratio:.2f}" for ratio in ratios)
+
+
+def by_task_beside_default() -> str:
+    """Return a table of step times with the default search's plan relative to the plan of TorchRec's default planner,
+    task by task: predicted, and measured if a measured plan has the same shards on each device. The line below the
+    table gives the errors of predicted ratios for other plans of TorchRec with all sharding types.
+    """
+    ways = {way: [task for task in TABLES if (way, task) in _steps()] for way in WAYS}
+    predicted = {(way, task): _predicted_to_default(way, task) for way, tasks in ways.items() for task in tasks}
+    trained = {(way, task): ratio for way in WAYS for task, ratio in to_torchrec_default(way)}
+    rows = []
+    for task in sorted(TABLES, key=lambda task: predicted[MUCH, task]):
+        forms = ", ".join(str(_plans()[task, TORCHREC_DEFAULT].forms.count(form)) for form in FORMS)
+        cells = (_ratio(ratios.get((way, task))) for way in (MUCH, LITTLE) for ratios in (predicted, trained))
+        rows.append((_task_label(task), forms, *cells))
+    means = (_mean(way, ratios) for way in (MUCH, LITTLE) for ratios in (predicted, trained))
+    rows.append(("**mean**", "", *means))
+    heads = "predicted ratio, much dense work", "measured", "predicted ratio, little dense work", "measured"
+    types = "TorchRec's default planner: column-wise, row-wise, data-parallel tables"
+    return markdown(("tables", types, *heads), rows) + f"\n{_errors_of_ratios()}\n"
+
+
+def to_torchrec_default(way: str) -> Iterator[tuple[str, float]]:
+    """Yield every task on which steps with the plan of TorchRec's default planner were measured, with the dense network
+    of `way`, and the ratio of the default search's step time to this plan's.
+    """
+    for task in TABLES:
+        steps = _steps().get((way, task), {})
+        planned = shards_by_device(_plans()[task, TORCHREC_DEFAULT])
+        same = next((name for name in steps if shards_by_device(_plans()[task, name]) == planned), None)
+        if same is not None:
+            yield task, steps[WAYS[way].default].step_ms / steps[same].step_ms
+
+
+def shards_by_device(plan: ns.Plan) -> Sequence[Sequence[ns.Shard]]:
+    """Return the shards of each device, in an order that is the same after devices are renumbered. All devices of these
+    tasks are alike.
+    """
+    shards: list[list[ns.Shard]] = [[] for _ in range(plan.task.topology.num_devices)]
+    for placed in plan.placements:
+        shards[placed.device].append(placed.shard)
+    return sorted(sorted(of_device, key=astuple) for of_device in shards)
+
+
+def _predicted_to_default(way: str, task: str) -> float:
+    """Return the predicted ratio of step times with the default search's plan and TorchRec's default planner's."""
+    ours_ms, theirs_ms = (_predicted_ms(way, task, name) for name in (WAYS[way].default, TORCHREC_DEFAULT))
+    return ours_ms / theirs_ms
+
+
+def _predicted_ms(way: str, task: str, name: str) -> float:
+    """Return the predicted step time of a plan in ms, with the dense network's time, by today's models."""
+    dense_ms = _dense_ms(way, task)
+    simulator = simulator_of(replace(WHOLE, dense_ms=round(dense_ms, 3)))
+    return dense_ms + total_ms(simulator, _plans()[task, name])
+
+
+def _errors_of_ratios() -> str:
+    """Return a sentence with the mean errors of predicted ratios of step times: with the plans of TorchRec, all
+    sharding types, to the baseline's.
+    """
+    errors: dict[str, list[float]] = {way: [] for way in WAYS}
+    for (way, task), steps in _steps().items():
+        if ALL in steps:
+            predicted = _predicted_ms(way, task, ALL) / _predicted_ms(way, task, BASELINE)
+            errors[way].append(abs(predicted / (steps[ALL].step_ms / steps[BASELINE].step_ms) - 1))
+    said = (f"{np.mean(its):.1%} with {way} dense work ({len(its)} tasks)" for way, its in errors.items())
+    return f"For {ALL_TYPES}, predicted ratios to the baseline's step times have a mean error\nof {' and '.join(said)}."
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _mean(way: str, ratios: Mapping[tuple[str, str], float]) -> str:
+    its = [ratio for (of_way, _), ratio in ratios.items() if of_way == way]
+    return f"**{np.mean(its):.2f}** ({len(its)})"
 
 
 def by_method() -> str:
@@ -171,7 +256,7 @@ def by_method() -> str:
 
 def _mean_ratio(tasks: dict[str, dict[str, Trained]], name: str) -> str:
     """Return the mean, minimum and maximum ratio of a method's steps to the baseline's, as text."""
-    ratios = [its[name].step_ms / its["torchrec"].step_ms for its in tasks.values() if name in its]
+    ratios = [its[name].step_ms / its[BASELINE].step_ms for its in tasks.values() if name in its]
     return f"{np.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
@@ -184,9 +269,7 @@ def _predicted(way: str, tasks: dict[str, dict[str, Trained]]) -> tuple[str, str
     """
     off, taus, missed = [], [], []
     for task, steps in tasks.items():
-        dense_ms = _dense_ms(way, task)
-        simulator = simulator_of(replace(WHOLE, dense_ms=round(dense_ms, 3)))
-        predicted = np.array([dense_ms + total_ms(simulator, _plans()[task, name]) for name in steps])
+        predicted = np.array([_predicted_ms(way, task, name) for name in steps])
         measured = np.array([one.step_ms for one in steps.values()])
         off.append(np.abs(predicted / measured - 1).mean())
         taus += [kendalltau(predicted, measured).statistic] if len(steps) >= _LEAST_PLANS else []
@@ -209,6 +292,11 @@ def _plan_frame() -> pd.DataFrame:
     return pd.read_parquet(DATA / "plans.parquet").set_index(["task", "plan"])
 
 
+def plans_of(task: str) -> dict[str, ns.Plan]:
+    """Return the plans of a task by name."""
+    return {name: plan for (of_task, name), plan in _plans().items() if of_task == task}
+
+
 @cache
 def _plans() -> dict[tuple[str, str], ns.Plan]:
     return {key: ns.Plan.from_json(json.loads(text)) for key, text in _plan_frame()["text"].items()}
@@ -222,7 +310,7 @@ def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
     found: dict[tuple[str, str], dict[str, Trained]] = {}
     for (way, task, name), ranks in _ranks():
         if not name.startswith(AGAIN):
-            found.setdefault((way, task), {})[name] = _step(ranks, _plans()[task, name])
+            found.setdefault((way, task), {})[name] = step_of(ranks, _plans()[task, name])
     return found
 
 
@@ -241,7 +329,7 @@ def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:
         yield (str(key[0]), str(key[1]), str(key[2])), ranks
 
 
-def _step(ranks: pd.DataFrame, plan: ns.Plan) -> Trained:
+def step_of(ranks: pd.DataFrame, plan: ns.Plan) -> Trained:
     """Return the training step of a plan, put together from the measured ranks and from predicted exchanges. Time in
     which a device waits for the host or for the straggler hides exchanges.
     """

@@ -345,6 +345,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "points": points,
     "steps": gpu_steps.by_task,
     "steps_little": gpu_steps.by_task_little,
+    "steps_default": gpu_steps.by_task_beside_default,
     "methods": gpu_steps.by_method,
     "papers": papers,
     "dcn": dcn,
@@ -367,6 +368,7 @@ MEASURED_IN = {
     "another": _measured("h200_plans", 26, "H200"),
     "steps": _measured("gpu_steps", 27),
     "steps_little": _measured("gpu_steps", 27),
+    "steps_default": _measured("gpu_steps", 27),
     "methods": _measured("gpu_steps", 27),
 }
 

@@ -60,14 +60,22 @@ def summary(work: Path, small: bool) -> Made:
     made = headline(work, small)
     rows = []
     for panel, its in made.frame.groupby("panel", sort=False):
-        noise = f"{its[NOISE].mean():.1%}, at most {its[NOISE].max():.1%}"
-        said = _MEASURED[panel], BASELINES[panel]
+        noise, said = _noise(its[NOISE]), (_MEASURED[panel], BASELINES[panel])
         rows.append(_row(panel, "any sharding type", *said, its[ANY_TYPE], noise))
         if panel != MUCH:  # there 12 of the 16 models were measured so, and nearly all plans are column-wise only
             rows.append(_row(panel, "column-wise only", *said, its[COLUMNS], noise))
+    for panel, way in ((MUCH, gpu_steps.MUCH), (LITTLE, gpu_steps.LITTLE)):
+        ratios = pd.Series(dict(gpu_steps.to_torchrec_default(way)))
+        noises = pd.Series({its.task: its.noise for its in gpu_steps.ratios(way)})[ratios.index]
+        said = _MEASURED[panel], DEFAULT_PLANNER
+        rows.append(_row(panel, "any sharding type", *said, ratios, _noise(noises)))
     kernels = "kernels of each plan's slowest device, on one GPU"
     rows.append(_row(_H200, "any sharding type", kernels, COLUMN_WISE, h100.kernel_ratios(), "not measured twice"))
     return Made(pd.DataFrame(rows), made.noise, f"{made.machine}; one NVIDIA H200")
+
+
+def _noise(noises: pd.Series) -> str:
+    return f"{noises.mean():.1%}, at most {noises.max():.1%}"
 
 
 def _row(where: str, types: str, measured: str, baseline: str, ratios: pd.Series, noise: str) -> dict[str, str]:

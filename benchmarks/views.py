@@ -60,7 +60,7 @@ VIEWS: dict[str, View] = {
         {name: name for name in ("where", "NeuroShard's tables", "baseline", "mean", "median", "range", "models")},
     ),
     "summary_noise": _columns(
-        "summary", {name: name for name in ("where", "NeuroShard's tables", "measured", "noise")}
+        "summary", {name: name for name in ("where", "NeuroShard's tables", "baseline", "measured", "noise")}
     ),
     "steps": _columns(
         "steps",
