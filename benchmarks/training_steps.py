@@ -17,23 +17,18 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 from shared import CPU, DEFAULT_PLANNER, Made, evaluated
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
-from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
-from neuroshard.measure.steps.stand_in import StandIn, renamed
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.evaluate.verification import Verify
+from neuroshard.stages.search.methods.torchrec_default import torchrec_default
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.torchrec import from_sharding_plan
 from neuroshard.words.model_choice import ModelChoice
 
 DEVICES, BATCH_SIZE, MEMORY = 2, 2048, "6GiB"
@@ -300,7 +295,7 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random
     the same plan share a file.
     """
     sim = _simulator(STEPS)
-    plans = {"torchrec_planner": _torchrec(task)}
+    plans = {"torchrec_planner": torchrec_default(task, sim)}
     plans |= {name: search(task, folder / name) for name, search in searches.items()}
     plans |= {f"random_{n}": PlanAugmentation().placed(task, np.random.default_rng([7, n])) for n in range(random)}
     planned: dict[str, str] = {}
@@ -310,18 +305,6 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random
         if same == name:
             sim.predicted(plan).save(planned[name])
     return planned
-
-
-def _torchrec(task: ns.Task) -> Plan:
-    """Return the plan of TorchRec's default planner, which gets the tables' pooling factors as constraints."""
-    plain = renamed(Plan(task, ns.search(task, ns.Simulator(ns.CostModels.load("cpu")), "random").placements)).task
-    topology = TorchRecTopology(DEVICES, "cpu", ddr_cap=6 << 30, created_by_factory=True)
-    constraints = {
-        t.name: ParameterConstraints(pooling_factors=[t.pooling_factor / t.features] * t.features) for t in plain.tables
-    }
-    planner = EmbeddingShardingPlanner(topology, BATCH_SIZE // DEVICES, constraints=constraints, stats=[], debug=False)
-    theirs = planner.plan(StandIn(plain.tables, ()), [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()])
-    return Plan(task, from_sharding_plan(plain, theirs).placements)
 
 
 if __name__ == "__main__":
