@@ -275,13 +275,15 @@ class RowCodec(Generic[Sample]):
         """Return the rows of a Parquet table as objects, one for each measurement, after checking all values.
         Each column is checked as a whole, which is fast. If a column is missing, unknown or malformed, the rows are
         checked one by one instead. A column with a default may be missing. The UserError about a malformed row names
-        the field and the value, but not the number of the sample.
+        the sample, the field and the value.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
             if {*table.column_names} <= hints.keys():
                 return map(self.row, *[_values(table[name].combine_chunks(), hint) for name, hint in hints.items()])
-        return (parse(row, self.row, "sample") for row in table.to_pylist())
+        return (
+            parse(row, self.row, f"sample {row.get('sample_id', 'without sample_id')}") for row in table.to_pylist()
+        )
 
     def _measurement(self, read: _Row) -> Measurement[Sample]:
         try:

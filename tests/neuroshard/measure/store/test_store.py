@@ -115,7 +115,7 @@ CONTRADICTORY = [
     ("compute", 7, {"tier": "attic"}, "unknown-name", " 7", ["'attic'"]),
     ("compute", 7, {"cache_load_factor": None}, "tier-cache-load-factor", " 7",
      ["'uvm_caching'", "cache_load_factor=None"]),
-    ("compute", 7, {"cache_load_factor": 1.5}, "value-outside-limits", "", ["cache_load_factor", 1.5]),
+    ("compute", 7, {"cache_load_factor": 1.5}, "value-outside-limits", " 7", ["cache_load_factor", 1.5]),
     ("compute", 7, {"tier": None}, "tier-cache-load-factor", " 7", ["'device'", "cache_load_factor=0.05"]),
     ("compute", 7, {"tier": "uvm"}, "tier-cache-load-factor", " 7", ["'uvm'", "cache_load_factor=0.05"]),
     ("compute", 7, {"sharding_type": "data_parallel"}, "kernel-missing", " 7", ["data_parallel", "uvm_caching"]),
@@ -125,10 +125,10 @@ CONTRADICTORY = [
      ["2 row blocks", "2 data_parallel tables"]),
     ("compute", 2, {"first_rows": [0]}, "sample-block-fields", " 2", ["1 first_rows", "2 rows"]),
     ("compute", 2, {"rows": [2, 1 << 30]}, "sample-rows-outside", " 2", ["'toy1'", f"rows 1 to {1 << 30}"]),
-    ("compute", 2, {"first_rows": [-1, 0]}, "value-outside-limits", "", ["first_rows[0]", -1]),
-    ("compute", 2, {"hot_first": 1.5}, "value-outside-limits", "", ["hot_first", 1.5]),
-    ("compute", 2, {"reuse": [[1.0]] * 2}, "value-outside-limits", "", ["reuse[0]", 17]),
-    ("compute", 2, {"lookups": [-1, 0]}, "value-outside-limits", "", ["lookups[0]", -1]),
+    ("compute", 2, {"first_rows": [-1, 0]}, "value-outside-limits", " 2", ["first_rows[0]", -1]),
+    ("compute", 2, {"hot_first": 1.5}, "value-outside-limits", " 2", ["hot_first", 1.5]),
+    ("compute", 2, {"reuse": [[1.0]] * 2}, "value-outside-limits", " 2", ["reuse[0]", 17]),
+    ("compute", 2, {"lookups": [-1, 0]}, "value-outside-limits", " 2", ["lookups[0]", -1]),
     ("local", 3, {"rank": 2}, "sample-rank-outside", " 3", [2, "2 devices"]),
     ("local", 3, {"precision": "fp17"}, "unknown-name", " 3", ["'fp17'"]),
     ("local", 3, {"plan": "{}"}, "file-format-other", " 3: plan", ["'format'"]),
@@ -140,7 +140,7 @@ CONTRADICTORY = [
      ["host_all_to_all", "devices_per_host"]),
     ("comm", 7, {"collective": "input", "devices_per_host": 3}, "exchange-hosts-uneven", " 7: exchange",
      ["devices_per_host", 3, "2 devices"]),
-    ("comm", 7, {"collective": "input", "size_bytes": [8, -8]}, "value-outside-limits", "", ["size_bytes[1]", -8]),
+    ("comm", 7, {"collective": "input", "size_bytes": [8, -8]}, "value-outside-limits", " 7", ["size_bytes[1]", -8]),
     ("comm", 7, {"collective": "input", "size_bytes": [8]}, "exchange-start-count", " 7: exchange",
      ["1 size", "2 delays"]),
 ]  # fmt: skip
@@ -162,7 +162,7 @@ def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_agai
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
-    with refused("field-missing", where=f"{parts.path(0)}: sample", names=["'collective'"]) as caught:
+    with refused("field-missing", where=f"{parts.path(0)}: sample 7", names=["'collective'"]) as caught:
         fastest(parts.each())
     assert "neuroshard collect" in caught.value.message.remedy
 
@@ -218,7 +218,7 @@ def test_reading_a_damaged_part_names_the_file(directory):
     with refused("parquet-damaged", names=[path, "neuroshard collect"]):
         fastest(parts.each())
     pq.write_table(pq.read_table(directory.path / "tables.parquet"), path)
-    with refused("unknown-name", where=f"{path}: sample", names=["'name'"]):
+    with refused("unknown-name", where=f"{path}: sample without sample_id", names=["'name'"]):
         fastest(parts.each())
 
 
