@@ -93,7 +93,7 @@ class Parts(Generic[Value]):
         try:
             value = self.codec.read(path)
             if wrong := self.wrong(number, value):
-                raise UserError("journal-value-wrong", f"{self.codec.name} {path} {wrong}")
+                raise UserError("stored-part-wrong", f"{self.codec.name} {path} {wrong}")
         except UserError as error:
             raise error.changed(remedy=self.codec.remedy.format(path=path)) from None
         return value

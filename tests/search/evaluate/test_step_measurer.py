@@ -132,8 +132,8 @@ def test_step_measurer_refuses_builds_of_other_plans_or_turns(plans, tmp_path):
     for number, build in enumerate(BUILDS):
         files.write(number, build)
     assert files.leading() == BUILDS
-    with refused("journal-value-wrong", names=["pass-0000.parquet", "2 plans"]):
+    with refused("stored-part-wrong", names=["pass-0000.parquet", "2 plans"]):
         passes_in(tmp_path, 2, loaded[:2]).leading()
     other = StepMeasurer(StepProtocol(turns=2))
-    with refused("journal-value-wrong", names=["pass-0000.parquet"]):
+    with refused("stored-part-wrong", names=["pass-0000.parquet"]):
         passes_in(tmp_path, 2, loaded, partial(other.wrong, loaded)).leading()

@@ -278,7 +278,7 @@ def test_damaged_measurements_are_refused_by_file_name(bundle, tmp_path):
     path = tmp_path / "run" / "measurements" / "task-0000" / "pass-0000.parquet"
     frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
     frame[frame["plan"] == 0].to_parquet(path)
-    with refused("journal-value-wrong", names=[path, "2 plans", "2 devices"]):
+    with refused("stored-part-wrong", names=[path, "2 plans", "2 devices"]):
         read_searched(tmp_path / "run", 0, TASK)
     frame.assign(ms=-1.0).to_parquet(path)
     with refused("value-outside-limits", where=f"pass {path}"):

@@ -94,7 +94,7 @@ def test_errors_of_damaged_records_name_the_file_to_delete(run, killed, tmp_path
 @pytest.mark.parametrize(
     ("change", "code", "names"),
     [
-        ({"task": 2}, "journal-value-wrong", ["task 2"]),
+        ({"task": 2}, "stored-part-wrong", ["task 2"]),
         ({"task": True}, "value-outside-limits", ["task", True]),
         ({"plan": "../outside.json"}, "search-record-plan-outside", ["'../outside.json'"]),
         ({"plan": "/dev/zero"}, "search-record-plan-outside", ["'/dev/zero'"]),
@@ -113,7 +113,7 @@ def test_errors_of_damaged_records_name_the_file_to_delete(run, killed, tmp_path
 def test_reading_records_with_wrong_values_is_refused_in_one_line(run, killed, tmp_path, change, code, names):
     path = tmp_path / "run" / "records" / "task-0001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with refused(code, where="" if code == "journal-value-wrong" else f"task {path}", names=names) as caught:
+    with refused(code, where="" if code == "stored-part-wrong" else f"task {path}", names=names) as caught:
         run(_Counting()).run()
     assert str(path) in caught.value.message.remedy
 

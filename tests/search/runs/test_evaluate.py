@@ -248,7 +248,7 @@ def test_interrupted_evaluation_resumes_at_the_first_unmeasured_task(bundle, tmp
     sound = pd.read_parquet(path, dtype_backend="numpy_nullable")
     for damaged in (sound.replace({"phase": {"compute": "computed"}}), sound[sound.device != 0]):
         damaged.to_parquet(path)
-        with refused("journal-value-wrong") as caught:
+        with refused("stored-part-wrong") as caught:
             evaluate.run()
         assert str(path) in caught.value.message.remedy
     sound.to_parquet(path)

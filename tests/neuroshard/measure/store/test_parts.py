@@ -19,7 +19,7 @@ def _odd(number, step):
 
 
 @pytest.fixture
-def journal(tmp_path):
+def parts(tmp_path):
     return Parts(tmp_path / "steps", json_codec("step", Step), _odd)
 
 
@@ -29,23 +29,23 @@ def _make(before):
     return Step((float(len(before)),))
 
 
-def test_journal_resumes_without_repeating_finished_values(journal):
+def test_parts_resume_without_repeating_finished_values(parts):
     with pytest.raises(KeyboardInterrupt):
-        journal.filled(5, _make)
-    found = journal.filled(5, lambda before: Step((10.0 + len(before),)))
+        parts.filled(5, _make)
+    found = parts.filled(5, lambda before: Step((10.0 + len(before),)))
     assert [step.ms for step in found] == [(0,), (1,), (2,), (13,), (14,)]
-    assert journal.filled(2, _make) == journal.leading() == found
+    assert parts.filled(2, _make) == parts.leading() == found
 
 
-def test_leading_values_end_at_the_first_missing_one(journal):
+def test_leading_values_end_at_the_first_missing_one(parts):
     for number in (0, 1, 3):
-        journal.write(number, Step((1.0,), "late"))
-    assert (len(journal.leading()), len(journal.each()), journal.end) == (2, 3, 4)
-    assert [journal.has(number) for number in range(5)] == [True, True, False, True, False]
-    assert (journal.get(2), journal.get(3)) == (None, Step((1.0,), "late"))
-    journal.clear()
-    journal.clear()
-    assert journal.leading() == ()
+        parts.write(number, Step((1.0,), "late"))
+    assert (len(parts.leading()), len(parts.each()), parts.end) == (2, 3, 4)
+    assert [parts.has(number) for number in range(5)] == [True, True, False, True, False]
+    assert (parts.get(2), parts.get(3)) == (None, Step((1.0,), "late"))
+    parts.clear()
+    parts.clear()
+    assert parts.leading() == ()
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_leading_values_end_at_the_first_missing_one(journal):
     [
         ("{}", "file-format-other", ["'format'", "'neuroshard-step-1'"]),
         ('{"format": "neuroshard-step-1", "ms": 3}', "value-outside-limits", ["ms", 3]),
-        ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "journal-value-wrong", ["number 0 has 2 times"]),
+        ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "stored-part-wrong", ["number 0 has 2 times"]),
     ],
 )
-def test_errors_of_damaged_journals_name_the_file_to_delete(journal, text, code, names):
-    journal.write(0, Step((1.0,)))
-    journal.path(0).write_text(text)
-    with refused(code, names=[f"step {journal.path(0)}", *names]) as caught:
-        journal.leading()
-    assert str(journal.path(0)) in caught.value.message.remedy
+def test_errors_of_damaged_parts_name_the_file_to_delete(parts, text, code, names):
+    parts.write(0, Step((1.0,)))
+    parts.path(0).write_text(text)
+    with refused(code, names=[f"step {parts.path(0)}", *names]) as caught:
+        parts.leading()
+    assert str(parts.path(0)) in caught.value.message.remedy

@@ -47,7 +47,7 @@ def test_costs_ms_and_errors_of_have_an_entry_for_each_plan():
 )
 def test_reading_measurement_rows_of_other_plans_is_refused(passes, rows):
     passes.write(0, rows)
-    with refused("journal-value-wrong", names=[passes.path(0), "2 plans", "2 devices"]):
+    with refused("stored-part-wrong", names=[passes.path(0), "2 plans", "2 devices"]):
         passes.leading()
 
 
