@@ -3,6 +3,7 @@
 python examples/pipeline.py
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def main(folder: Path, num_calls: int = 200, num_exchanges: int = 60) -> dict[st
 
 
 if __name__ == "__main__":  # collect and evaluate start processes, which import this file
+    argparse.ArgumentParser(description=__doc__).parse_args()  # shows --help, and has no options
     with tempfile.TemporaryDirectory() as folder:
         print("searcher              predicted ms  measured ms")
         for searcher, (predicted_ms, measured_ms) in main(Path(folder)).items():
