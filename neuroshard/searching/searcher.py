@@ -5,7 +5,7 @@ method or a verifier from the name of a config.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from neuroshard.plans.hosts import assigned_to_hosts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name
-from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.registry import build, config_of, instantiate_config
 from neuroshard.plumbing.schema import shown
 from neuroshard.tasks.task import Task
@@ -27,6 +27,7 @@ from neuroshard.words.model_choice import ModelChoice
 
 _Own = TypeVar("_Own", bound="Searcher")
 _Find = Callable[[_Own, Task, Simulator], "Found"]
+_FindCandidates = Callable[[_Own, Plan, Simulator, int], tuple[Plan, ...]]
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,15 @@ class Searcher(ABC):
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Wrap the method `find` of a new subclass, if the subclass defines this method.
-        The wrapped method checks that the result is a `Found`.
+        """Wrap the methods `find` and `candidate_plans` of a new subclass, if the subclass defines these methods.
+        The wrapped methods check the plans that they return.
         """
         super().__init_subclass__(**settings)
         if "find" in vars(cls):
             cls.find = _checked_find(vars(cls)["find"])  # type: ignore[assignment, method-assign]
+        if "candidate_plans" in vars(cls):
+            plans = _checked_candidate_plans(vars(cls)["candidate_plans"])
+            cls.candidate_plans = plans  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -117,7 +121,8 @@ class Searcher(ABC):
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Return at most `count` candidate plans to measure.
-        The candidates are `plan`, which this search method found, and other plans that may be faster than `plan`.
+        The candidates are `plan`, which this search method found, and other plans of the same task that may be faster
+        than `plan`. All of them keep the memory limits and constraints of the task.
 
         The layouts of the plans differ on hardware (`layout_key`). By default, the result is only `plan`.
         """
@@ -131,21 +136,54 @@ class Searcher(ABC):
 
 
 def _checked_find(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a version of the method `find` of a search method that checks the result of `find`.
-    This version raises UserError if the result is not a `Found`.
-    """
+    """Return a version of the method `find` of a search method that checks its result, as `_as_found` does."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Call the wrapped method `find`, and return the result; raise UserError if the result is not a `Found`."""
-        return _as_found(self, find(self, task, simulator))
+        """Call the wrapped method `find`, check the result, and return it."""
+        return _as_found(self, task, find(self, task, simulator))
 
     return finding
 
 
-def _as_found(searcher: Searcher, found: object) -> Found:
-    """Return `found`, the result of a searcher's method `find`; raise UserError if `found` is not a `Found` object."""
+def _checked_candidate_plans(find: _FindCandidates[_Own]) -> _FindCandidates[_Own]:
+    """Return a version of the method `candidate_plans` of a search method that checks the plans. This version raises
+    UserError if there are too many or no plans, or if a plan belongs to another task or breaks a limit of its task.
+    """
+
+    @wraps(find)
+    def finding(self: _Own, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
+        """Call the wrapped method `candidate_plans`, check the plans, and return them."""
+        plans, method = find(self, plan, simulator, count), f"{type(self).__name__}.candidate_plans"
+        if not 0 < len(plans) <= count:
+            raise UserError(
+                "searcher-candidate-count",
+                f"{method} returned {number_of(len(plans), 'plan')}",
+                limit=f"from 1 to {count} plans were requested",
+                remedy="Return the plan that was found, and at most count - 1 other plans",
+            )
+        for candidate in plans:
+            _check_task(method, candidate, plan.task)
+            if candidate.violations:
+                raise UserError(
+                    "searcher-candidate-breaks-limits",
+                    f"{method} returned a plan that breaks a limit of the task",
+                    limit=candidate.violations[0],
+                    remedy="Return only plans without violations",
+                )
+        return plans
+
+    return finding
+
+
+def _as_found(searcher: Searcher, task: Task, found: object) -> Found:
+    """Return `found`, the result of a searcher's method `find` for a task.
+
+    Raises:
+        UserError: `found` is not a `Found` object, or the plan belongs to another task.
+    """
     if isinstance(found, Found):
+        _check_task(f"{type(searcher).__name__}.find", found.plan, task)
         return found
     result = "a Plan" if isinstance(found, Plan) else shown(found)
     raise UserError(
@@ -154,6 +192,21 @@ def _as_found(searcher: Searcher, found: object) -> Found:
         limit="find must return a Found",
         remedy="Return ns.Found(plan) from find",
     )
+
+
+def _check_task(method: str, plan: Plan, task: Task) -> None:
+    """Raise UserError if a plan from `method` is not a plan of `task`. The plan's task may have further rules."""
+    if plan.task is task:
+        return
+    added = plan.task.constraints.rules[len(task.constraints.rules) :]
+    differ = [field.name for field in fields(task) if getattr(plan.task, field.name) != getattr(task, field.name)]
+    if differ and (differ != ["constraints"] or plan.task.constraints != task.constraints.with_rules(added)):
+        raise UserError(
+            "searcher-plan-other-task",
+            f"{method} returned a plan of another task",
+            limit=f"these fields differ from the task to search: {', '.join(differ)}",
+            remedy="Make the plan from the task that the method gets: Plan(task, placements)",
+        )
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
@@ -169,7 +222,7 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
         """Search for a plan of the task, and return the plan found.
         If no plan is found, search again with further constraints on the tables in host memory.
         """
-        return tried_within_hosts(task, lambda tried: _as_found(self, find(self, tried, simulator)))
+        return tried_within_hosts(task, lambda tried: _as_found(self, tried, find(self, tried, simulator)))
 
     return finding
 
