@@ -120,11 +120,13 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     from neuroshard.plumbing.progress import plain_console
 
     as_json = _AS_JSON in arguments
-    with sweep_folder(arguments) as folder, stdout_to_stderr() if as_json else nullcontext():
-        _start(command, [*arguments, f"hydra.sweep.dir={quoted(str(folder))}"])
-        jobs = jobs_in(folder)
-    if jobs:
-        plain_console(stderr=as_json).print(compared(jobs))
+    with sweep_folder(arguments) as folder:
+        try:
+            with stdout_to_stderr() if as_json else nullcontext():
+                _start(command, [*arguments, f"hydra.sweep.dir={quoted(str(folder))}"])
+        finally:  # if a launcher fails, the jobs that have ended are shown nevertheless
+            if jobs := jobs_in(folder):
+                plain_console(stderr=as_json).print(compared(jobs))
     if as_json:
         print_facts(SweepFacts(tuple(jobs)))
     if failed := [job for job in jobs if job.failure is not None]:
@@ -194,6 +196,8 @@ def _run(config: Any) -> None:
     try:
         check_complete(config)
         built = instantiate_config(config.run)
+        if job is not None:
+            job.claim(Path(here.sweep.dir), config.get("out"))
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on Ctrl-C raises, so work can be saved
         as_json = getattr(built, "format", None) == JSON
         with stdout_to_stderr() if as_json else nullcontext():

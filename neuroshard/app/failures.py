@@ -5,6 +5,7 @@ import select
 import sys
 import tempfile
 import traceback
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 from neuroshard.plumbing.errors import InfeasibleError, user_error_in
@@ -32,6 +33,12 @@ def report_of(error: BaseException) -> Message:
         # Users can correct the cause of such errors, such as a full disk or a directory that cannot be written to.
         what, remedy = "the operating system reports an error", "Remove the cause and run the command again"
         return Message("system-refused", what, limit=str(error), remedy=f"{remedy}; finished work is kept")
+    if isinstance(error, BrokenExecutor):
+        remedy = (
+            "Run fewer jobs at a time (hydra.launcher.n_jobs), and start the sweep again; finished runs are skipped"
+        )
+        limit = "the system may have ended the process because memory ran out"
+        return Message("sweep-process-ended", "a process that runs jobs of the sweep was killed", "", limit, remedy)
     if isinstance(error, MemoryError):
         remedy = "Give fewer or smaller tables, or use a machine with more memory; finished work is kept"
         return Message("memory-exhausted", "this machine is out of memory", remedy=remedy)
@@ -41,7 +48,8 @@ def report_of(error: BaseException) -> Message:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error: 2 if the user can correct the cause, 70 for a defect."""
-    correctable = user_error_in(error) is not None or _is_of_the_system(error) or isinstance(error, MemoryError)
+    of_machine = _is_of_the_system(error) or isinstance(error, (MemoryError, BrokenExecutor))
+    correctable = user_error_in(error) is not None or of_machine
     return EXIT_USER_ERROR if correctable else EXIT_BUG
 
 

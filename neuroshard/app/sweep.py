@@ -1,8 +1,9 @@
-"""The jobs of a sweep: the file that each job writes to the folder of the sweep, and the table of all jobs.
+"""The jobs of a sweep: the files that each job writes to the folder of the sweep, and the table of all jobs.
 
-Each job writes a file because jobs may run in other processes, also on other machines.
+Jobs write files because they may run in other processes, also on other machines.
 """
 
+import hashlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,13 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.measure.store.run_directory import JobFigures
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import parse, readable_bytes
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
+_PREFIX = "neuroshard-"  # of the names of temporary folders
 _PLACE = "out"  # the setting with the output directory, which differs between jobs but does not change results
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
 
@@ -45,6 +48,37 @@ class Job:
         """Write the job to a file in the folder of the sweep."""
         write_json(folder / f"job-{self.number:05d}.json", asdict(self))
 
+    def claim(self, folder: Path, out: str | None) -> None:
+        """Reserve the output directory `out` for this job, by a file in the folder of the sweep. If `out` is None, the
+        job takes a free directory itself, and nothing is reserved.
+
+        Raises:
+            UserError: another job of the sweep writes to the same directory; or the directory is in a temporary folder,
+                which is removed after the sweep.
+        """
+        place = Path(out or "").resolve()
+        if is_temporary(folder) and place.is_relative_to(folder.resolve()):
+            raise UserError(
+                "sweep-out-temporary",
+                f"the output directory '{place}' is in the folder of the sweep",
+                limit="this folder is temporary, so the results would be removed at the end",
+                remedy="Set out to a directory outside it, or keep the folder of the sweep with "
+                "hydra.sweep.dir=DIRECTORY",
+            )
+        if out is None:
+            return
+        claim = folder / f"out-{hashlib.sha256(str(place).encode()).hexdigest()[:16]}"
+        try:
+            with claim.open("x") as file:
+                file.write(str(self.number))
+        except FileExistsError:
+            raise UserError(
+                "sweep-out-shared",
+                f"out={out} is also the output directory of job {claim.read_text()}",
+                limit="each job of a sweep needs an output directory of its own",
+                remedy=f"Name a setting that differs in out, or the number of the job: 'out={out}-${{hydra:job.num}}'",
+            ) from None
+
     def setting(self, key: str) -> str:
         """Return the value of the setting `key` as text; the text is empty if the job does not set `key`."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
@@ -62,16 +96,24 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
     """Yield the folder for the files of a sweep's jobs and for Hydra's own files.
 
     The folder is temporary, unless the arguments name a folder, or jobs run on other machines, which cannot see a
-    temporary folder here.
+    temporary folder here. Files of the jobs of an earlier sweep are removed from a folder that the arguments name.
     """
     given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("hydra.sweep.dir=")]
     if given:
-        yield Path(given[-1])
+        folder = Path(given[-1])
+        for file in (*folder.glob("job-*.json"), *folder.glob("out-*")):
+            file.unlink()
+        yield folder
     elif any(text.startswith(_ELSEWHERE) for text in arguments):
         yield _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S")
     else:
-        with tempfile.TemporaryDirectory(prefix="neuroshard-") as temporary:
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as temporary:
             yield Path(temporary)
+
+
+def is_temporary(folder: Path) -> bool:
+    """Return True if `folder` is a temporary folder of `sweep_folder`, which is removed after the sweep."""
+    return folder.name.startswith(_PREFIX) and folder.parent == Path(tempfile.gettempdir())
 
 
 def jobs_in(folder: Path) -> list[Job]:

@@ -401,6 +401,36 @@ def test_sweep_runs_other_jobs_after_a_job_without_a_plan(here, capsys):
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
+@pytest.mark.parametrize("output", [["out='${hydra:runtime.output_dir}/run'"], ["out=run", "hydra.job.chdir=true"]])
+def test_sweep_refuses_output_in_its_temporary_folder_and_keeps_it_in_a_given_folder(here, capsys, output):
+    sweep = _search(here, "-m", "searcher=random,dim_greedy", *output)
+    _, _, messages = _failed(capsys, "sweep-jobs-failed", *sweep, names=[2, 2])
+    for message in messages[:-1]:
+        check(message, "sweep-out-temporary")
+    done(capsys, *sweep, f"hydra.sweep.dir='{here}/kept'")
+    assert sorted(path.parent.parent.name for path in (here / "kept").rglob("run.json")) == ["0", "1"]
+
+
+def test_sweep_refuses_a_second_job_with_the_same_output_directory(here, capsys):
+    sweep = _search(here, "-m", "searcher=random", "searcher.seed=0,1", "out=same")
+    _, _, (job, _) = _failed(capsys, "sweep-jobs-failed", *sweep, names=[1, 2])
+    check(job, "sweep-out-shared", names=["out=same", "job 0"])
+    done(capsys, *sweep[:-1], job.remedy[job.remedy.index("'out=") :].strip("'"))
+    assert json.loads(Path("same/settings.json").read_text())["settings"]["seed"] == 0
+
+
+def test_sweep_shows_only_its_own_jobs_if_its_folder_has_been_used_before(here, capsys):
+    folder = f"hydra.sweep.dir='{here}/sweep'"
+    first = _search(
+        here, "-m", "searcher=random", "topology.memory_bytes=1KiB,1GiB", "out=first-${hydra:job.num}", folder
+    )
+    _failed(capsys, "sweep-jobs-failed", *first, names=[1, 2])
+    out = done(capsys, *_search(here, "-m", "searcher=dim_greedy", "out=second", folder))
+    assert "dim_greedy" in out
+    assert "1KiB" not in out
+    assert "random" not in out
+
+
 def test_sweep_without_costs_prints_a_table_of_results(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     out = done(capsys, "report", "-m", "found", f"out={here}/a,{here}/b")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import tempfile
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -286,3 +287,12 @@ def test_raised_by_recognises_errors_of_a_library():
             calls[0](calls[1])
         assert raised_by(caught.value, "library") == expected
     assert not raised_by(caught.value, "other")
+
+
+def test_process_of_a_sweep_that_was_killed_is_no_defect(monkeypatch, capsys, logs):
+    def killed(*_):
+        raise BrokenProcessPool("a worker was killed")
+
+    monkeypatch.setattr(cli, "_start", killed)
+    refused_command(capsys, "sweep-process-ended", *SWEEP, "out='${method}'")
+    assert not list(logs.glob("*.log"))
