@@ -2,6 +2,8 @@
 bundle.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,7 @@ from neuroshard.models.trust import Margin, Margins, Origin, Ranges, margins_wit
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.messages import Message, number_of
-from neuroshard.plumbing.registry import build
+from neuroshard.plumbing.registry import build, described
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
@@ -72,7 +74,7 @@ class CostModels:
             count; None for models made in Python.
         hardware: the machine that was measured; None for analytic models, and if the machine is unknown.
         versions: versions of the packages that the models were measured with.
-        digest: digest of the bundle that the models were loaded from; None for other models.
+        digest: digest of the bundle or the config that the models were loaded from; None for other models.
         sheet: name of the datasheet whose GPU the models predict for, such as "h100"; None for models of measurements.
         origin: the models that margins, ranges and provenance belong to; set by the class itself. If
             `dataclasses.replace` replaces a model, the facts about the replaced model are dropped.
@@ -514,7 +516,9 @@ class CostModels:
         if name.startswith(ROOFLINE):
             sheet = name.removeprefix(ROOFLINE)
             models: CostModels = build("roofline", sheet, **({} if optimizer is None else {"optimizer": optimizer}))
-            return replace(models, choice=ModelChoice(name, optimizer=optimizer), sheet=sheet)
+            config = json.dumps(described("roofline", sheet), sort_keys=True)
+            digest = hashlib.sha256(config.encode()).hexdigest()
+            return replace(models, choice=ModelChoice(name, optimizer=optimizer), sheet=sheet, digest=digest)
         if shipped is None and not os.path.lexists(name) and Path(name).name == name:
             if f"{ROOFLINE}{name}" in known_names():
                 raise UserError(

@@ -3,9 +3,9 @@ method or a verifier from the name of a config.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
@@ -287,6 +287,64 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
             remedy=f"Pass the setting to the object: {method}({name}=...)",
         )
     return searcher
+
+
+def settings_of(searcher: Searcher) -> dict[str, Any]:
+    """Return the settings of a search method as JSON-ready values. A setting that is itself an object, such as another
+    search method, becomes a dict of the object's settings.
+
+    Raises:
+        UserError: JSON cannot store a setting.
+    """
+    settings: dict[str, Any] = _as_json(searcher, "searcher")
+    return settings
+
+
+def classes_in(value: object) -> list[str]:
+    """Return the full names of the class of a search method and of the classes of all objects among its settings, each
+    once, in the order of the settings.
+    """
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        parts = list(value)
+    else:
+        parts = [setting for _, setting in _fields(value)] if _has_settings(value) else []
+    own = [f"{type(value).__module__}.{type(value).__qualname__}"] if _has_settings(value) else []
+    return list(dict.fromkeys([*own, *(name for part in parts for name in classes_in(part))]))
+
+
+def _as_json(value: object, name: str) -> Any:
+    """Return `value`, the setting `name` of a search method, as a JSON-ready value.
+    Raise UserError if JSON cannot store the value.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if _has_settings(value):
+        return {key: _as_json(item, f"{name}.{key}") for key, item in _fields(value)}
+    raise UserError(
+        "searcher-setting-not-plain",
+        f"{name} is {shown(value)}",
+        limit="each run stores the settings of its search method as JSON",
+        remedy="Make the setting a number, a text, a list or a dataclass of these, and other objects inside find",
+    )
+
+
+def _has_settings(value: object) -> bool:
+    return isinstance(value, Searcher) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def _fields(value: object) -> list[tuple[str, Any]]:
+    """Return the names and values of the settings of an object: its fields, or its attributes if the object is not a
+    dataclass.
+    """
+    if is_dataclass(value):
+        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+    return list(vars(value).items())
 
 
 class Verifier(Protocol):

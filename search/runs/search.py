@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import sub
 from pathlib import Path
@@ -28,7 +28,7 @@ from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
-from neuroshard.searching.searcher import Searcher
+from neuroshard.searching.searcher import Searcher, classes_in, settings_of
 from neuroshard.stages.search.evaluate.candidate_plan_files import Searched, read_searched, write_searched
 from neuroshard.stages.search.evaluate.comparison import grid_of
 from neuroshard.stages.search.evaluate.measurer import Measure
@@ -108,13 +108,14 @@ class Search(OutputSettings, ModelSettings):
         if self.out is not None:
             check_directory(Path(self.out))
         simulator = Simulator(self.models, self.count_input)
+        depends = self._depends(simulator)
         for task in self.tasks:
             simulator.models.check(task)
         with self._measuring() as measure:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
-                there.begin(self._depends(simulator), self.tasks)
+                there.begin(depends, self.tasks)
                 return SearchResult(self._whole(there.path), self.tasks)
-            return self._searched(simulator, measure)
+            return self._searched(simulator, measure, depends)
 
     @cached_property
     def models(self) -> CostModels:
@@ -156,11 +157,10 @@ class Search(OutputSettings, ModelSettings):
             )
         return run
 
-    def _searched(self, simulator: Simulator, measure: Measure | None) -> "SearchResult":
+    def _searched(self, simulator: Simulator, measure: Measure | None, depends: dict[str, Any]) -> "SearchResult":
         with progress_bar() as progress:
             bar = progress.add_task(self.method, total=len(self.tasks))
             first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
-            depends = self._depends(simulator)
             directory = RunDirectory.at(self.out, "search", self.method)
             with directory.held():
                 if _found_nothing(directory):
@@ -197,10 +197,9 @@ class Search(OutputSettings, ModelSettings):
         with the tasks, these values determine the plans. An interrupted search is only continued if this dict is the
         same as before.
         """
-        settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
-            "settings": settings,
-            "class": type(self.searcher).__name__,
+            "settings": settings_of(self.searcher),
+            "classes": classes_in(self.searcher),
             "method": self.method,
             "model": self._chosen.fields,
             **({"count_input": True} if self.count_input else {}),

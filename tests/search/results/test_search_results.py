@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.plumbing.files import exclusive
+from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.methods.ablations import NoCommunication, SingleTableCosts, WithModels
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search
@@ -38,8 +41,9 @@ def run(tmp_path):
     tasks = tuple(toy_task(5, seed=seed) for seed in range(5))
 
     def make(searcher, **settings):
-        given = {"tasks": tasks, "method": "some", "out": str(tmp_path / "run")} | settings
-        return Search(model=str(tmp_path / "models"), searcher=searcher, **given)
+        models = str(tmp_path / "models")
+        given = {"model": models, "tasks": tasks, "method": "some", "out": str(tmp_path / "run")} | settings
+        return Search(searcher=searcher, **given)
 
     return make
 
@@ -69,12 +73,54 @@ def test_search_into_the_directory_of_another_run_is_refused(run, tmp_path):
     run(Random()).run()
     others = {
         "settings.seed=0": run(Random(seed=1)),
-        "class='Random'": run(Greedy("dim")),
+        "classes=": run(Greedy("dim")),
         "tasks": run(Random(), tasks=(toy_task(4),)),
     }
     for what, other in others.items():
         with refused("out-begun-otherwise", names=[tmp_path / "run", what]):
             other.run()
+
+
+class _Attributes(Searcher):
+    """A searcher that is not a dataclass."""
+
+    def __init__(self, **settings):
+        vars(self).update(settings)
+
+    def find(self, task, simulator):
+        return Random().find(task, simulator)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (WithModels(Random(), NoCommunication()), WithModels(Random(), SingleTableCosts())),
+        (_Attributes(seed=0), _Attributes(seed=1)),
+        (_Attributes(rest=Random()), _Attributes(rest=Greedy("dim"))),
+        (_Attributes(rest=[Random()]), _Attributes(rest=[_Counting()])),
+        (_Attributes(rest={"a": Greedy("dim")}), _Attributes(rest={"a": Greedy("size")})),
+    ],
+)
+def test_search_into_the_directory_of_a_run_that_differs_in_a_part_is_refused(run, tmp_path, one, other):
+    run(one).run()
+    with refused("out-begun-otherwise", names=[tmp_path / "run"]):
+        run(other).run()
+
+
+@pytest.mark.parametrize("value", [np.arange(3), object(), {"a": [np.arange(3)]}, Random])
+def test_setting_that_json_cannot_store_is_refused_before_the_search(run, tmp_path, value):
+    with refused("searcher-setting-not-plain", names=["searcher.weights"]):
+        run(_Attributes(weights=value)).run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_search_is_refused_to_continue_with_models_whose_config_has_changed(run, monkeypatch):
+    models = {"model": "roofline:h100"}
+    with monkeypatch.context() as changed:
+        changed.setattr("neuroshard.models.cost_models.described", lambda *_: {"hbm_gb_per_s": 1.0})
+        run(Random(), **models).run()
+    with refused("out-begun-otherwise", names=["other models"]):
+        run(Random(), **models).run()
 
 
 def test_second_search_run_in_a_directory_in_use_is_refused(run, tmp_path):
