@@ -60,6 +60,8 @@ class CostModels:
     """The cost models of one type of hardware: models of kernels, of forward and backward exchanges, and of other parts
     of a training step, with error margins and provenance.
 
+    Raise UserError if two parts of a step have the same name.
+
     Attributes:
         batch_size: the only global batch size that the models know; None if they know every batch size.
         ranges: ranges of the training data; None if they are unknown.
@@ -99,6 +101,14 @@ class CostModels:
     origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        names = [COMPUTE, FORWARD, BACKWARD, *(part.name for part in self.parts)]
+        if taken := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(
+                "part-name-taken",
+                f"two parts of a step have the name {taken!r}",
+                limit="each part of a cost needs a name of its own",
+                remedy="Give your part another name",
+            )
         kept = frozenset(PARTS)
         if self.origin is not None:
             kept = self.origin.kept - self.origin.replaced(self)

@@ -145,7 +145,7 @@ class Simulator:
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
         devices = len(device_loads) // num_devices, num_devices
         shape = *devices, len(of_kernels)
-        ms = self.models.compute.predict(calls).reshape(shape)
+        ms = _shaped(self.models.compute.predict(calls), (len(calls),), self.models.compute).reshape(shape)
         spread = np.zeros_like(ms)
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
@@ -198,13 +198,33 @@ class Simulator:
         """Predict the cost of each of B plans from the kernel times and the traffic of the plans.
         These costs have no caveats: `Cost.caveat` is None. A caveat is a text that says why a cost may be wrong; the
         method `costs` adds the caveats.
+
+        Raises:
+            UserError: a cost model predicts a time that is negative or not finite.
         """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
         step = self._step(traffic, Part(COMPUTE, When.COMPUTE, times.ms.sum(axis=-1), margin), times, margins)
+        self._check_times(step)
         outside = self._outside_training_range(traffic).tolist()
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
+
+    def _check_times(self, step: Step) -> None:
+        """Raise UserError if a time of a step is negative or not finite, which only wrong cost models can predict."""
+        models = self.models
+        by_name = {COMPUTE: models.compute, FORWARD: models.forward, BACKWARD: models.backward}
+        by_name |= {part.name: part for part in models.parts}
+        for part in sorted(step.parts, key=lambda part: part.when):  # a wrong time makes later waits wrong, too
+            wrong = part.ms[~((part.ms >= 0) & (part.ms < np.inf))]
+            if len(wrong):
+                raise UserError(
+                    "model-time-wrong",
+                    f"{type(by_name[part.name]).__name__} predicts {wrong[0]:.4g} ms for the part {part.name!r} of a "
+                    "step",
+                    limit="times must be finite, and 0 or more",
+                    remedy="Correct the cost model, or choose others with model=NAME",
+                )
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
         """Return how unbalanced the all-to-alls of each of B plans are, relative to the training data, (B,).
@@ -281,7 +301,7 @@ class Simulator:
         `ready_ms` (B, D) is the time in the step at which each device of B plans is ready for the part. `known` has the
         error margins of the models; if it is None, the `Part` has no margin.
         """
-        ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
+        ms = _shaped(part.ms(times, traffic, ready_ms), ready_ms.shape, part)
         margin = None if known is None else known.of(part.name)
         if margin is None:
             margin_ms = None
@@ -457,6 +477,21 @@ class Simulator:
             for collective in traffic.collectives:
                 if collective not in (Collective.ALL_TO_ALL, Collective.INPUT) and traffic.sent_bytes(collective).any():
                     yield exchange_part(direction, collective), of_exchanges(traffic.alone(collective))
+
+
+def _shaped(ms: FloatArray, shape: tuple[int, ...], model: object) -> FloatArray:
+    """Return the times that a cost model predicted, in ms, as an array of the shape `shape`.
+    Raise UserError if they have a shape that cannot be broadcast to `shape`.
+    """
+    try:
+        return np.broadcast_to(ms, shape)
+    except ValueError:
+        raise UserError(
+            "model-shape-wrong",
+            f"{type(model).__name__} predicts times of the shape {np.shape(ms)}",
+            limit=f"times of the shape {shape} are expected",
+            remedy="Correct the cost model",
+        ) from None
 
 
 def _difference(first: Task, second: Task) -> str:

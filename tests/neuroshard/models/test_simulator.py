@@ -1,10 +1,12 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology
+from neuroshard.cost.cost import When
 from neuroshard.models.datasheets import with_host_tiers
+from neuroshard.models.interface import CommModel, ComputeModel, PartModel
 from neuroshard.models.parts import imbalance
 from neuroshard.models.roofline import datasheet_of
 from neuroshard.models.trust import DATASHEET, ELSEWHERE, EXCHANGES
@@ -178,3 +180,67 @@ def test_simulator_refuses_models_of_other_device_counts_or_batch_sizes():
 def test_simulator_refuses_plans_of_other_tasks():
     with refused("plan-of-other-task", names=["tables"]):
         Simulator(linear_models()).cost(toy_task(4), whole(toy_task(5)))
+
+
+@dataclass(frozen=True)
+class _Kernels(ComputeModel):
+    """Predicts the same time for every set of shards."""
+
+    ms: object
+
+    def predict(self, sets):
+        return np.full(len(sets), self.ms) if np.isscalar(self.ms) else self.ms
+
+
+@dataclass(frozen=True)
+class _Exchange(CommModel):
+    """Predicts the same transfer time for every device."""
+
+    ms: object
+    num_devices = None
+
+    def transfer_ms(self, traffic, wait_ms):
+        return np.full(wait_ms.shape, self.ms)
+
+
+@dataclass(frozen=True)
+class _OtherPart(PartModel):
+    """Predicts the same time on every device."""
+
+    value: object
+    name: str = "own"
+    when = When.COMPUTE
+
+    def ms(self, times, traffic, ready_ms):
+        return self.value
+
+
+WITH_TIME = {
+    "kernels": lambda ms: replace(linear_models(), compute=_Kernels(ms)),
+    "forward": lambda ms: replace(linear_models(), forward=_Exchange(ms)),
+    "backward": lambda ms: replace(linear_models(), backward=_Exchange(ms)),
+    "another part": lambda ms: replace(linear_models(), more=(_OtherPart(ms),)),
+}
+
+
+@pytest.mark.parametrize("ms", [-0.1, np.nan, np.inf])
+@pytest.mark.parametrize("part", WITH_TIME)
+def test_time_of_an_own_model_that_is_negative_or_not_finite_is_refused(part, ms):
+    plan = whole(toy_task(6))
+    assert Simulator(WITH_TIME[part](0.1)).cost(plan.task, plan).total_ms > 0
+    names = {"kernels": ["_Kernels"], "another part": ["_OtherPart", "'own'"]}.get(part, ["_Exchange", f"'{part}'"])
+    with refused("model-time-wrong", names=names):
+        Simulator(WITH_TIME[part](ms)).cost(plan.task, plan)
+
+
+@pytest.mark.parametrize("part", ["kernels", "another part"])
+def test_times_of_an_own_model_with_a_wrong_shape_are_refused(part):
+    plan = whole(toy_task(6))
+    with refused("model-shape-wrong", names=[(3,)]):
+        Simulator(WITH_TIME[part](np.ones(3))).cost(plan.task, plan)
+
+
+@pytest.mark.parametrize("name", ["compute", "forward", "backward", "own"])
+def test_part_with_the_name_of_another_part_is_refused(name):
+    with refused("part-name-taken", names=[f"'{name}'"]):
+        replace(linear_models(), more=(_OtherPart(0.1), _OtherPart(0.1, name)))
