@@ -1,5 +1,6 @@
 """The search run: one searcher finds plans for many tasks."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -44,6 +45,7 @@ from neuroshard.words.fingerprint import versions
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, ModelSettings
 
 _SHOWN_TASKS = 20
+_NUMBER = re.compile(r"\d[\d,.]*( million| billion)?")  # in a warning
 
 
 @dataclass(frozen=True)
@@ -396,21 +398,21 @@ class SearchResult:
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield one line of text for each subject of the tasks' warnings. The line has the first warning about the
-        subject. If there are further warnings about this subject, the line ends with the number of these warnings, such
-        as "(and in 3 more tasks)".
+        """Yield the warnings of the tasks, one line of text each. Of warnings that differ only in numbers, only the
+        first is yielded. If other tasks have such a warning, too, the line ends with the number of these tasks, such as
+        "(and in 3 more tasks)".
 
-        Records store warnings as text, in which the text before the first colon is the subject. A warning is left out
-        if the warning contains the caveat of the task (the reason to doubt the predicted cost).
+        A warning is left out if the warning contains the caveat of the task (the reason to doubt the predicted cost).
         """
-        by_subject: dict[str, list[str]] = defaultdict(list)
+        alike = defaultdict[str, dict[int, str]](dict)  # by text without numbers: the first warning of each task
         for record in self.saved.records:
             for warning in (record.warnings or "").splitlines():
                 if record.caveat is None or record.caveat not in warning:
-                    by_subject[warning.split(":")[0]].append(f"task {record.task}: {warning}")
-        for lines in by_subject.values():
-            more = len(lines) - 1
-            yield lines[0] + (f" (and in {number_of(more, 'more task')})" if more else "")
+                    alike[_NUMBER.sub("", warning)].setdefault(record.task, warning)
+        for by_task in alike.values():
+            (task, warning), *others = by_task.items()
+            more = f" (and in {number_of(len(others), 'more task')})" if others else ""
+            yield f"task {task}: {warning}{more}"
 
 
 def _found_nothing(there: RunDirectory) -> bool:

@@ -69,6 +69,22 @@ def test_unmeasured_costs_carry_a_caveat_once_and_in_every_file(tmp_path):
     assert "costs-have-caveat" in [warning.code for warning in found.warnings]
 
 
+def test_warnings_that_differ_only_in_numbers_are_shown_once_with_the_number_of_tasks(tmp_path):
+    search = Search("roofline:h100", (toy_task(6),) * 3, Greedy("dim"), "dim_greedy", str(tmp_path / "out"))
+    result = search.run()
+    warnings = (
+        "rows: 18 million is too many\nsamples: 65,536 is too many",
+        "rows: 9 is too many",
+        "rows: 9 is too many",
+    )
+    records = tuple(replace(record, warnings=text) for record, text in zip(result.saved.records, warnings, strict=True))
+    lines = shown(replace(result, saved=replace(result.saved, records=records))).splitlines()
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: task 0: rows: 18 million is too many (and in 2 more tasks)",
+        "warning: task 0: samples: 65,536 is too many",
+    ]
+
+
 @pytest.mark.parametrize("margins", [MARGINS, None])
 def test_search_run_shows_and_stores_expected_costs_if_margins_are_known(tmp_path, margins):
     save_bundle(tmp_path / "models", replace(random_models(), margins=margins), Card())
