@@ -110,14 +110,14 @@ class Search(OutputSettings, ModelSettings):
         if self.out is not None:
             check_directory(Path(self.out))
         simulator = Simulator(self.models, self.count_input)
-        depends = self._depends(simulator)
+        settings_of(self.searcher)  # raises an error about a setting before any work starts
         for task in self.tasks:
             simulator.models.check(task)
         with self._measuring() as measure:
             if self.out is not None and (there := RunDirectory(Path(self.out))).finished and not _found_nothing(there):
-                there.begin(depends, self.tasks)
+                there.begin(self._depends(simulator), self.tasks)
                 return SearchResult(self._whole(there.path), self.tasks)
-            return self._searched(simulator, measure, depends)
+            return self._searched(simulator, measure)
 
     @cached_property
     def models(self) -> CostModels:
@@ -159,10 +159,11 @@ class Search(OutputSettings, ModelSettings):
             )
         return run
 
-    def _searched(self, simulator: Simulator, measure: Measure | None, depends: dict[str, Any]) -> "SearchResult":
+    def _searched(self, simulator: Simulator, measure: Measure | None) -> "SearchResult":
         with progress_bar() as progress:
             bar = progress.add_task(self.method, total=len(self.tasks))
             first = self._search_one(self.tasks[0], simulator) if len(self.tasks) == 1 else None
+            depends = self._depends(simulator)
             directory = RunDirectory.at(self.out, "search", self.method)
             with directory.held():
                 if _found_nothing(directory):
@@ -201,6 +202,7 @@ class Search(OutputSettings, ModelSettings):
         """
         return {
             "settings": settings_of(self.searcher),
+            "class": type(self.searcher).__name__,
             "classes": classes_in(self.searcher),
             "method": self.method,
             "model": self._chosen.fields,

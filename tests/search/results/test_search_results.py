@@ -73,7 +73,7 @@ def test_search_into_the_directory_of_another_run_is_refused(run, tmp_path):
     run(Random()).run()
     others = {
         "settings.seed=0": run(Random(seed=1)),
-        "classes=": run(Greedy("dim")),
+        "class='Random'": run(Greedy("dim")),
         "tasks": run(Random(), tasks=(toy_task(4),)),
     }
     for what, other in others.items():
