@@ -301,8 +301,8 @@ def described_wait(waited_ms: float) -> str | None:
     if f"{waited_ms:.2f}" == "0.00":
         return None
     return (
-        f"devices wait {waited_ms:.2f} ms until the host has launched all their work; a dense network hides this wait "
-        "(dense_ms=8 predicts the cost with a dense network of 8 ms)"
+        f"devices wait {waited_ms:.2f} ms until the host has launched all their work; a longer dense network hides "
+        "this wait (dense_ms sets its time)"
     )
 
 

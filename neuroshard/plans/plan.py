@@ -323,12 +323,22 @@ class Plan:
         task, devices = self.task, self.task.topology.num_devices
         summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield summary if self.prediction is None else f"{summary}: {self.prediction}"
-        used, memory = self._memory_in_use(self.fullest_device)
-        yield f"fullest device: {self.fullest_device}, with {used} of {memory} in use"
+        yield f"fullest device: {self.described_fullest}"
         for device in range(min(devices, _SHOWN_DEVICES)):
             yield f"device {device}: {self._contents(device)}"
         if devices > _SHOWN_DEVICES:
             yield f"... and {devices - _SHOWN_DEVICES} more devices"
+
+    @property
+    def described_fullest(self) -> str:
+        """The device with the largest share of its memory in use, the bytes in use and the bytes of its memory, as
+        text. The text also has the bytes of the buffers for the device's own samples, if these buffers count.
+        """
+        device = self.fullest_device
+        used, memory = self._memory_in_use(device)
+        buffers = self.task.topology.device_memory[device] - self.task.shard_memory[device]
+        of_samples = f", {readable_bytes(buffers)} of this for buffers of its own samples" if buffers else ""
+        return f"{device}, with {used} of {memory} in use{of_samples}"
 
     @property
     def described_shards(self) -> str:

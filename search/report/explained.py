@@ -114,10 +114,8 @@ def _why(explanation: Explanation) -> str:
 
 
 def _fullest(explanation: Explanation) -> str:
-    used, caps = np.array(explanation.plan.device_bytes), np.array(explanation.plan.task.shard_memory)
-    device = int(np.argmin(caps - used))
-    what = f"{readable_bytes(used[device])} of {readable_bytes(caps[device])}"
-    return f"device {device}: {what} (memory counts {explanation.plan.task.memory})"
+    plan = explanation.plan
+    return f"{plan.described_fullest} (memory counts {plan.task.memory})"
 
 
 def _devices(explanation: Explanation) -> Section:

@@ -301,3 +301,7 @@ def test_a_plan_names_the_device_with_the_least_share_of_memory_left():
     plan = laid_out(task, 0, 1)
     assert plan.fullest_device == 0
     assert f"fullest device: 0, with {readable_bytes(plan.device_bytes[0])} of 1 GiB in use" in str(plan)
+    counted = replace(plan, task=replace(task, memory=MemoryUse("sgd", 1)))
+    buffers = (1 << 30) - counted.task.shard_memory[0]
+    used = readable_bytes(counted.device_bytes[0] + buffers)
+    assert f"with {used} of 1 GiB in use, {readable_bytes(buffers)} of this for buffers" in str(counted)
