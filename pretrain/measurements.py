@@ -58,12 +58,12 @@ class SplitMeasurements:
         "compute samples of row_wise tables", and `where` names the directories of the measurements.
         """
         if self.empty:
+            found = sum(self.sizes.values())  # a sample that was measured twice counts once
             raise UserError(
                 "split-empty",
                 f"the {self.empty[0]} split has no {what}",
                 where=where,
-                limit=f"{number_of(len(self.everything), 'sample')} found in all splits together, and each split needs "
-                "1 or more",
+                limit=f"{number_of(found, 'sample')} found in all splits together, and each split needs 1 or more",
                 remedy="Collect more samples",
             )
 
