@@ -67,8 +67,8 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
         "the new plan changes the sharding type or the number of column shards of tables",
         where="checkpoints",
         limit=f"the optimizer state that was saved under the previous plan {', and '.join(conditions)}",
-        remedy="Search again with keep_types=true, which keeps the sharding types and the numbers of column shards "
-        "that constraints allow",
+        remedy="Search again with keep_types=true (searcher.keep_types on the command line), which keeps the sharding "
+        "types and the numbers of column shards that constraints allow",
     )
 
 

@@ -639,13 +639,15 @@ def data_parallel_remarks(plan: Plan) -> tuple[Message, ...]:
     if not copied:
         return ()
     more = f" and {len(copied) - _SHOWN_TABLES} more" if len(copied) > _SHOWN_TABLES else ""
+    each = zip(plan.layouts, plan.task.limits, strict=True)
+    forced = any(layout.dense and limits.sharding_types == {Form.DATA_PARALLEL} for layout, limits in each)
+    otherwise = "" if forced else ", or set searcher.sharding_types=[column_wise,row_wise] and search again"
     return (
         Message(
             "plan-data-parallel-tables",
             f"{number_of(len(copied), 'table')} {'is' if len(copied) == 1 else 'are'} data_parallel in TorchRec "
             f"({', '.join(copied[:_SHOWN_TABLES])}{more})",
             limit="the fused optimizer does not update data_parallel tables",
-            remedy="Train these tables with neuroshard.torchrec.data_parallel_optimizer(model), or set "
-            "searcher.sharding_types=[column_wise,row_wise] and search again",
+            remedy=f"Train these tables with neuroshard.torchrec.data_parallel_optimizer(model){otherwise}",
         ),
     )

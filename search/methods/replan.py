@@ -176,7 +176,7 @@ class Replan(Searcher):
                 f"max_moved_bytes is {most}",
                 limit=f"at least {needed} bytes must be moved, because devices are gone or too small, or because "
                 "constraints require moves",
-                remedy=f"Set max_moved_bytes to at least {needed}",
+                remedy=f"Set max_moved_bytes (searcher.max_moved_bytes on the command line) to at least {needed}",
             )
         return most - needed
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import neuroshard as ns
 from neuroshard.plans.plan import Plan, data_parallel_remarks
 from neuroshard.targets.target import target_named
+from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
 from tests.kit.messages import check, refused_command, warned
@@ -60,6 +62,11 @@ def test_export_to_torchrec_remarks_on_data_parallel_tables(here, capsys):
     (remark,) = data_parallel_remarks(Plan.load("copies.json"))
     names = [4, "(toy0, toy1, toy2, toy3)", "data_parallel_optimizer"]
     check(remark, "plan-data-parallel-tables", names=names)
+    assert "searcher.sharding_types" in remark.remedy
+    plan = Plan.load("copies.json")
+    forced = plan.task.with_rules([TableRule("toy0", sharding_types=["data_parallel"])])
+    (other,) = data_parallel_remarks(replace(plan, task=forced))
+    assert "searcher.sharding_types" not in other.remedy
     assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
     assert out.splitlines()[1:] == [str(remark)]
     assert "data_parallel" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
