@@ -25,6 +25,7 @@ from neuroshard.app.failures import (
     end_without_reader,
     exit_code,
     failure_of,
+    in_own_part,
     report_of,
 )
 from neuroshard.plumbing.configs import FOLDER, quoted
@@ -187,7 +188,7 @@ def _run(config: Any) -> None:
     from neuroshard.app.sweep import Job
     from neuroshard.plumbing.output import JSON, print_facts, stdout_to_stderr
     from neuroshard.plumbing.progress import plain_console
-    from neuroshard.plumbing.registry import check_complete, instantiate_config
+    from neuroshard.plumbing.registry import check_complete, instantiate_config, packages_in
 
     here = HydraConfig.get()
     written: Any = OmegaConf.to_container(here.overrides.task, resolve=False)
@@ -212,6 +213,7 @@ def _run(config: Any) -> None:
         end_without_reader(error)
         if _shows_traces():
             raise
+        error = in_own_part(error, packages_in(config))
         if job is None:
             complain(report_of(error))
             raise Ended(exit_code(error)) from None

@@ -5,10 +5,11 @@ import select
 import sys
 import tempfile
 import traceback
+from collections.abc import Collection
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
-from neuroshard.plumbing.errors import InfeasibleError, user_error_in
+from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by, user_error_in
 from neuroshard.plumbing.messages import Message
 
 EXIT_USER_ERROR = 2
@@ -43,7 +44,24 @@ def report_of(error: BaseException) -> Message:
         remedy = "Give fewer or smaller tables, or use a machine with more memory; finished work is kept"
         return Message("memory-exhausted", "this machine is out of memory", remedy=remedy)
     what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=_kept(error))
+    remedy = f"Report the defect, and attach the traceback, which {_log(error)}"
+    return Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=remedy)
+
+
+def in_own_part(error: BaseException, packages: Collection[str]) -> BaseException:
+    """Return a UserError if code of one of `packages`, which have parts that the user added, raised `error` itself.
+    Return any other error unchanged.
+    """
+    if not packages or isinstance(error, (MemoryError, OSError)) or user_error_in(error) is not None:
+        return error
+    if not raised_by(error, *packages):
+        return error
+    return UserError(
+        "own-part-failed",
+        f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+        limit=f"this error was raised by {' or '.join(sorted(packages))}, which is not part of neuroshard",
+        remedy=f"Correct this code; the traceback {_log(error)}",
+    )
 
 
 def exit_code(error: BaseException) -> int:
@@ -90,13 +108,13 @@ def _is_of_the_system(error: BaseException) -> bool:
     return isinstance(error, OSError) and not isinstance(error, ConnectionError)
 
 
-def _kept(error: BaseException) -> str:
-    """Write the traceback of a defect to a file, and return advice for the user, which names this file."""
+def _log(error: BaseException) -> str:
+    """Write the traceback of an error to a file, and return text for the user that names this file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return "Report the defect; the traceback could not be written to a file"
-    return f"Report the defect, and attach the traceback, which is in the file {Path(file.name)}"
+        return "could not be written to a file"
+    return f"is in the file {Path(file.name)}"

@@ -142,6 +142,16 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
 
+def packages_in(config: Any) -> frozenset[str]:
+    """Return the names of the packages other than this project from which a config builds objects (`_target_`)."""
+    if OmegaConf.is_config(config):
+        config = OmegaConf.to_container(config, resolve=False)
+    values = config.values() if isinstance(config, dict) else config if isinstance(config, list) else ()
+    here = [config["_target_"]] if isinstance(config, dict) and "_target_" in config else []
+    names = {str(target).partition(".")[0] for target in here if not str(target).startswith(_OWN)}
+    return frozenset(names).union(*map(packages_in, values))
+
+
 def check_complete(config: Any) -> None:
     """Raise UserError if a setting of a config has no value. Configs mark such a setting by the text `???`."""
     settings = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}

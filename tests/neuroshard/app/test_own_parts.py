@@ -73,3 +73,21 @@ def test_wrong_settings_of_users_own_parts_are_refused_in_one_line(here, capsys,
     refused_command(capsys, "unknown-name", *own, "searcher=round_robbin", names=["round_robin"])
     refused_command(capsys, "unknown-name", *own, "+searcher.last=1", names=["searcher.last"])
     refused_command(capsys, "target-not-found", *own, "searcher._target_=mine.parts.Missing")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"), [("len(5)", "TypeError"), ("np.zeros(3).reshape(2, 2)", "ValueError"), ("{}['a']", "KeyError")]
+)
+@pytest.mark.parametrize("place", ["search", "model", "tables"])
+def test_error_in_a_users_own_part_is_reported_as_one_of_this_part(here, capsys, call, error, place, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(here))
+    before = {"search": "        devices = task", "model": "        ms = self.ns", "tables": "    touched_once ="}[
+        place
+    ]
+    path = here / "mine" / "parts.py"
+    path.write_text(path.read_text().replace(before, f"{before[: -len(before.lstrip())]}{call}\n{before}"))
+    own = ("search", PACKAGE, "searcher=round_robin", "tables=equal", "model=roofline:lookups")
+    message = refused_command(capsys, "own-part-failed", *own, names=[error, "mine"])
+    (log,) = here.glob("neuroshard-*.log")
+    assert str(log) in message.remedy
+    assert str(path) in log.read_text()
