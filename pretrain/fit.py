@@ -13,10 +13,11 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.bundle import ModelTest
+from neuroshard.models.bundle import ModelTest, check_kind
+from neuroshard.models.comm_models import COMM_KINDS
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.models.kernels import KernelModels
+from neuroshard.models.kernels import COMPUTE_KINDS, KernelModels
 from neuroshard.models.parts import compute_part, imbalance
 from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
@@ -182,13 +183,21 @@ class Fit:
         """Fit a model to the measurements of one part of a step, and return the model. `start` is an existing model
         that the fitter may fine-tune; if `start` is None, the model is fitted from scratch. Models of tables in host
         memory are always fitted from scratch.
+
+        Raises:
+            UserError: the fitter returns a model that bundles cannot store.
         """
         samples = part.measured
         if isinstance(part, MeasuredExchange):
-            return self.comm.fit(samples, part.repeats, start, self.seed, _bar(self.bars, part.name, self.comm.epochs))
+            bar = _bar(self.bars, part.name, self.comm.epochs)
+            exchange = self.comm.fit(samples, part.repeats, start, self.seed, bar)
+            check_kind(exchange, COMM_KINDS)
+            return exchange
         if part.call.tier is not Tier.DEVICE:
             return fit_host_tiers(samples.train)
-        return self.compute.fit(samples, start, self.seed, _bar(self.bars, part.name, self.compute.epochs))
+        kernels = self.compute.fit(samples, start, self.seed, _bar(self.bars, part.name, self.compute.epochs))
+        check_kind(kernels, COMPUTE_KINDS)
+        return kernels
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:

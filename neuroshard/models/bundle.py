@@ -7,6 +7,7 @@ last: replacing it replaces the whole bundle at once, whenever a run ends and wh
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -203,7 +204,7 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
 
     Raises:
         OSError: the disk is full or not writable; the old bundle is still there.
-        UserError: the models have parts that bundles cannot store.
+        UserError: the models have parts, or models of kinds, that bundles cannot store.
     """
     if models.more:
         names = ", ".join(repr(part.name) for part in models.more)
@@ -215,6 +216,8 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
         )
     held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
     stored: dict[str, Stored] = {name: model for name, model in held.items() if model is not None}
+    for name, model in stored.items():
+        check_kind(model, _KINDS[name])
     weights = safetensors.numpy.save(tensors_of(stored))
     digest = hashlib.sha256(weights).hexdigest()
     described = _Models(**{name: Described.of(model) for name, model in stored.items()})
@@ -224,6 +227,18 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
     for file in path.iterdir():
         if _LEFT_BEHIND.fullmatch(file.name) and file != _weights_file(path, digest):
             file.unlink()
+
+
+def check_kind(model: object, kinds: Mapping[str, type]) -> None:
+    """Raise UserError if the class of a model is not among the classes in `kinds`, which bundles can store."""
+    if type(model) not in kinds.values():
+        raise UserError(
+            "bundle-kind-unknown",
+            f"a bundle cannot store a model of the class {type(model).__name__}",
+            limit=f"bundles store only models of the classes {', '.join(kind.__name__ for kind in kinds.values())}",
+            remedy="Let the fitter return a model of one of these classes; or use the model in Python, by "
+            "CostModels.with_compute, with_forward or with_backward",
+        )
 
 
 def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:

@@ -3,7 +3,7 @@
 import errno
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -286,6 +286,21 @@ def test_pretraining_with_a_split_without_samples_is_refused(data):
     DataDirectory(data / "data").comm().write(0, [*others, *again])
     with refused("split-empty", where=str(data / "data"), names=["test", f"{len(others)} samples"]):
         _pretrain(data).run()
+
+
+@dataclass(frozen=True)
+class _OwnKind(Additive):
+    """Fits a model of a class that bundles cannot store."""
+
+    def fit(self, *_):
+        return LinearCompute()
+
+
+def test_own_fitter_of_models_that_bundles_cannot_store_is_refused_after_the_first_fit(data, monkeypatch):
+    monkeypatch.setattr(SetCommunication, "fit", None)  # exchanges would be fitted later
+    with refused("bundle-kind-unknown", names=["LinearCompute", "AdditiveCompute"]):
+        _pretrain(data, compute_model=_OwnKind(training=QUICK)).run()
+    assert not (data / "bundle").exists()
 
 
 def test_invalid_init_bundle_is_refused_before_fitting(data):
