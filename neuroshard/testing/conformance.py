@@ -96,6 +96,20 @@ class SearcherConformance:
         task, simulator = toy_task(20), Simulator(random_models())
         assert self.make().find(task, simulator).plan == self.make().find(task, simulator).plan
 
+    def test_candidate_plans_keep_limits_and_repeat(self) -> None:
+        """Check that candidate plans, which can be measured, are plans of the task that keep its limits. The plan that
+        was found is one of them, there are at most as many as requested, and a repeated call returns equal plans.
+        """
+        task, simulator = constrained_task(1), Simulator(random_models(3, 1))
+        found = _error_of(self.make(), task, simulator)
+        if isinstance(found, Plan):
+            plans, again = (self.make().candidate_plans(found, simulator, 3) for _ in range(2))
+            assert len(plans) <= 3
+            assert found.placements in [plan.placements for plan in plans]
+            assert plans == again
+            for plan in plans:
+                _check_kept(plan, found.task)
+
     def test_respects_a_tight_cap(self) -> None:
         """Check that a task with little free memory gets a plan that fits, or an InfeasibleError."""
         for seed in self._seeds(10):
@@ -227,6 +241,15 @@ class ComputeModelConformance:
         assert np.isfinite(cost).all()
         assert (cost >= 0).all()
 
+    def test_repeats_exactly(self) -> None:
+        """Check that the same tables cost exactly the same again, after other predictions and from a new model."""
+        tables = self._tables()
+        model, sets = self.make(), LoadSets.of([tables, tables[:3]], 256)
+        cost = model.predict(sets)
+        model.predict(LoadSets.of([tables[3:]], 128))
+        assert (model.predict(sets) == cost).all()
+        assert (self.make().predict(sets) == cost).all()
+
     def test_order_of_tables_does_not_matter(self) -> None:
         """Check that a set of tables costs the same in reverse order."""
         tables = self._tables()
@@ -317,6 +340,15 @@ class CommModelConformance:
         assert cost.shape == dims.shape
         assert np.isfinite(cost).all()
         assert (cost >= starts.max(axis=1, keepdims=True) - starts - 1e-9).all()
+
+    def test_repeats_exactly(self) -> None:
+        """Check that the same exchanges cost exactly the same again, after other predictions and from a new model."""
+        dims, starts = self._exchanges()
+        model = self.make()
+        cost = _exchange_ms(model, dims, starts, 256)
+        _exchange_ms(model, 2 * dims, starts, 128)
+        assert (_exchange_ms(model, dims, starts, 256) == cost).all()
+        assert (_exchange_ms(self.make(), dims, starts, 256) == cost).all()
 
     def test_devices_are_alike(self) -> None:
         """Check that all devices are treated alike.

@@ -140,3 +140,22 @@ def test_installed_exchange_models_never_end_earlier_with_later_starts_or_more_b
     later = starts + one * rng.uniform(0, 2, size=(200, 1))
     assert (model.predict(Traffic.of_columns(dims, 1024), later) + later >= end * (1 - 1e-6)).all()
     assert (model.predict(Traffic.of_columns(dims + 64 * one, 1024), starts) + starts >= end * (1 - 1e-6)).all()
+
+
+class _Stateful(LinearCompute):
+    """Predicts higher costs with every call."""
+
+    calls = 0
+
+    def predict(self, sets):
+        type(self).calls += 1
+        return super().predict(sets) * (1 + 1e-9 * self.calls)
+
+
+def test_conformance_kit_finds_a_compute_model_that_does_not_repeat():
+    class Kit(ComputeModelConformance):
+        def make(self):
+            return _Stateful()
+
+    with pytest.raises(AssertionError):
+        Kit().test_repeats_exactly()
