@@ -34,20 +34,15 @@ def checked(target: _T) -> _T:
     return decorated  # type: ignore[no-any-return]
 
 
-def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> None:
+def check_values(target: Callable[..., Any], values: Mapping[str, object], shown_as: Mapping[str, str]) -> None:
     """Raise UserError if a value in `values` does not fit the annotation of the argument that has the same name.
 
     `target` is the class or function that has the arguments; `values` are by name. Arguments whose annotation is not a
-    plain type are not checked.
+    plain type are not checked. `shown_as` has the name of each argument in errors.
     """
     for name, hint in _plain_hints(target):
         if name in values:
-            _checked_value(values[name], hint, name)
-
-
-def is_checked(target: object) -> bool:
-    """Return True if `target` is decorated with `checked`, or is a class that is derived from a decorated class."""
-    return getattr(target, _MARK, False) is True
+            _checked_value(values[name], hint, shown_as[name])
 
 
 def _checked_class(cls: type[Any]) -> type[Any]:

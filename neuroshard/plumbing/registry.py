@@ -24,6 +24,7 @@ from neuroshard.plumbing.schema import shown
 
 _BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's keys that are not settings
 _FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that the error is about
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")  # a reference to another setting by its full name
 _OWN = f"{__name__.partition('.')[0]}."
 _OF_USERS = ("command-line", "hydra.searchpath")  # Hydra's names for search path entries that users add
 
@@ -184,14 +185,23 @@ def _check_settings(config: Any) -> None:
         place = f"{config._get_full_key(None)}.".removeprefix(".").removeprefix("run.")
         if "_target_" in values:
             settings = {key: value for key, value in values.items() if key not in _BUILDING}
-            _check_taken(settings, values["_target_"], place)
+            _check_taken(settings, values["_target_"], place, {key: _shown_as(config, key, place) for key in settings})
         for inner in config.values():
             _check_settings(inner)
 
 
-def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
+def _shown_as(config: DictConfig, key: str, place: str) -> str:
+    """Return the name of a setting as a user would set it: the name of the setting that the value refers to, if the
+    value is a single reference such as `${batch_size}`, or else the full name, which begins with `place`.
+    """
+    written = str(config._get_node(key, throw_on_missing_value=False)._value())  # type: ignore[union-attr]
+    reference = _REFERENCE.fullmatch(written)
+    return reference[1] if reference else f"{place}{key}"
+
+
+def _check_taken(settings: Mapping[str, Any], target: str, place: str, shown_as: Mapping[str, str]) -> None:
     """Raise UserError if `settings` has a name or a value that the class or function `target` does not accept.
-    Errors put `place` before the names of settings.
+    Errors put `place` before the names of settings. `shown_as` has the full name of each setting.
     """
     made = _located(target)
     taken = _names_of(made)
@@ -199,7 +209,7 @@ def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
         if taken is not None and key not in taken:
             raise unknown_name("setting", f"{place}{key}", [f"{place}{name}" for name in taken])
     if target.startswith(_OWN):
-        _check_types(made, settings, place)
+        _check_types(made, settings, shown_as)
 
 
 def _located(target: str) -> Any:
@@ -234,20 +244,17 @@ def _names_of(made: Any) -> list[str] | None:
     return None if accepts_any else list(parameters)
 
 
-def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
+def _check_types(made: Any, settings: Mapping[str, Any], shown_as: Mapping[str, str]) -> None:
     """Raise UserError if the value of a setting does not fit the type annotation of the setting.
     The annotation is in the signature of `made`, the class or function that takes the settings.
-
-    Classes that are decorated with `checked` check plain types themselves.
     """
-    from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
+    from neuroshard.plumbing.checked import check_values  # slow to import
 
-    if not is_checked(made):
-        check_values(made, settings)
+    check_values(made, settings, shown_as)
     hints = get_type_hints(type.__getattribute__(made, "__init__") if isinstance(made, type) else made)
     for key, value in settings.items():
         if key in hints and not _may_be(value, hints[key]):
-            name = f"{place}{key}"
+            name = shown_as[key]
             limit, remedy = f"{name} is a group of settings", f"Set {name}.NAME=... for a setting NAME in this group"
             raise UserError("setting-is-group", f"{name} is {shown(value)}", limit=limit, remedy=remedy)
 

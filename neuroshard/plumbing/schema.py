@@ -267,6 +267,8 @@ def refusal(message: str, content: object, name: str = "") -> UserError:
     limit, right = _wanted(text)
     if name and right.startswith("a list") and not path and isinstance(value, (str, int, float)):
         remedy = f"Write a list, such as {name}=[{value if isinstance(value, str) else shown(value)}]"
+        if isinstance(value, str) and value.startswith("["):  # Hydra reads a list with an umlaut, for example, as text
+            remedy = f"Put double quotes around texts with special characters in the list, such as '{name}=[\"x\"]'"
     else:
         remedy = f"Set {field} to {right}" if name and right else "Correct the value"
     return UserError("value-outside-limits", what, limit=limit, remedy=remedy)

@@ -140,6 +140,9 @@ def test_cli_reports_a_malformed_table_file_in_one_line(here, capsys):
         ("value-outside-limits", ["out", "''", 1], ["out="]),
         ("value-outside-limits", ["model", "{'a': 1}"], ["model={a: 1}"]),
         ("value-outside-limits", ["batch_size", -1], ["batch_size=-1"]),
+        ("value-outside-limits", ["topology.num_devices", 0], ["topology.num_devices=0"]),
+        ("value-outside-limits", ["tables.zipf_exponent", -1], ["tables.zipf_exponent=-1"]),
+        ("value-outside-limits", ["searcher.grid.max_factor", 0], ["searcher.grid.max_factor=0"]),
         ("value-outside-limits", ["num_devices", 10000000, 4096], ["topology.num_devices=10000000"]),
         ("models-devices-differ", [4, 2], ["topology.num_devices=2"]),
         ("file-missing", ["nowhere/bundle.json"], ["model=./nowhere"]),
@@ -495,3 +498,21 @@ def test_saving_weights_on_a_full_disk_is_refused_in_one_line(here, capsys, monk
     monkeypatch.setattr(Path, "write_bytes", full)
     names = ["No space left on device", "policy.safetensors"]
     _failed(capsys, "system-refused", *_train(here, "learner.rounds=1", "out=trained"), names=names)
+
+
+SETTINGS_OUT_OF_RANGE = [
+    ("search", "topology.num_devices", 0, 4),
+    ("search", "searcher.grid.max_factor", 0, 1.5),
+    ("search", "searcher.beam_width", 0, 2),
+    ("search", "batch_size", 0, 256),
+    ("search", "tables.zipf_exponent", -1, 1),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "wrong", "right"), SETTINGS_OUT_OF_RANGE)
+def test_setting_that_an_error_names_can_be_set_under_this_name(here, capsys, command, name, wrong, right):
+    arguments = _search(here, "out=found")[1:]
+    message = refused_command(capsys, "value-outside-limits", command, *arguments, f"{name}={wrong}")
+    assert message.what.startswith(f"{name} is {wrong}")
+    assert message.remedy.startswith(f"Set {name} to ")
+    done(capsys, command, *arguments, f"{name}={right}")
