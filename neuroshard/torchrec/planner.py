@@ -1,6 +1,7 @@
 """NeuroShardPlanner: a planner for TorchRec's DistributedModelParallel that searches with NeuroShard's cost models."""
 
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -9,8 +10,9 @@ from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, SupportsIndex, TypeVar, get_args
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
@@ -159,7 +161,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def __init__(
         self,
         topology: TorchRecTopology | None = None,
-        batch_size: int | None = None,
+        batch_size: SupportsIndex | None = None,
         models: CostModels | str | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         *,
@@ -751,19 +753,26 @@ def _check_timeout(timeout_seconds: int | None) -> None:
         )
 
 
-def _checked_batch_size(batch_size: int | None) -> int:
+def _checked_batch_size(batch_size: SupportsIndex | None) -> int:
     """Return the number of samples of one device per step, which is TorchRec's default if `batch_size` is None.
-    Raise UserError if the number is not a whole number or is below 1.
+    Whole numbers of other types, such as NumPy's, are allowed. Raise UserError if the number is not a whole number or
+    is below 1.
     """
-    batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if batch_size is None:
+        return _BATCH_SIZE
+    whole = isinstance(batch_size, SupportsIndex) and not isinstance(batch_size, bool | np.bool_)
+    try:
+        samples = operator.index(batch_size) if whole else 0
+    except TypeError:  # an array or a tensor of several numbers
+        samples = 0
+    if samples < 1:
         raise UserError(
             "planner-batch-size-invalid",
             f"batch_size is {_shown_value(batch_size)}",
             limit="batch_size must be a whole number, 1 or more",
             remedy="Set batch_size to the number of samples per step on one device, without quotes",
         )
-    return batch_size
+    return samples
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -364,6 +365,13 @@ def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
     assert types["large"] in IN_ROWS
 
 
+@pytest.mark.parametrize("number", [np.int64(128), np.uint8(128), torch.tensor(128)])
+def test_batch_sizes_may_be_whole_numbers_of_any_type(number):
+    task = planner(batch_size=number).search(SMALL).task
+    assert task == planner(batch_size=128).search(SMALL).task
+    assert type(task.batch_size) is int
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "named"),
     [
@@ -402,6 +410,10 @@ def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
             ["candidate_plans", 0, 1],
         ),
         ({"constraints": ["t"]}, "constraints-not-mapping", ["constraints", ["t"], "ParameterConstraints"]),
+        *(
+            ({"batch_size": number}, "planner-batch-size-invalid", ["batch_size", repr(number), 1])
+            for number in (True, np.True_, 64.0, np.float64(64), np.array([64, 64]), torch.tensor([64, 64]))
+        ),
     ],
 )
 def test_meaningless_arguments_are_refused_in_one_line(settings, code, named):
