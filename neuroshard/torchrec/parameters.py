@@ -505,6 +505,12 @@ def parameters_of(
             yield replace(found, constraints=own)
 
 
+def sharded_paths(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> frozenset[str]:
+    """Return the paths of the modules that have a sharder, also of modules without tables, such as tensor pools."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return frozenset(path for path, _ in _sharded("", module, by_type))
+
+
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the path and the module of each module that has a sharder.
     Modules inside a module that has a sharder are not searched.

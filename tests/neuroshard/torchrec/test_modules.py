@@ -11,14 +11,24 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.keyed_jagged_tensor_pool import KeyedJaggedTensorPoolSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import CacheParams, KeyValueParams, ShardingPlan, ShardingType
+from torchrec.distributed.tensor_pool import TensorPoolSharder
+from torchrec.distributed.types import (
+    CacheParams,
+    KeyValueParams,
+    ObjectPoolShardingPlan,
+    ObjectPoolShardingType,
+    ShardingPlan,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -28,6 +38,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.modules.tensor_pool import TensorPool
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.types import DataType
@@ -488,6 +499,24 @@ def test_planner_keeps_a_given_plan_and_subtracts_its_memory(caplog):
     assert _ours(ours) == ["b"]
     assert ours.last_plan.task.topology.device_memory[rank] <= CAP - ROWS * DIM * 4
     logged_one(caplog, "tables-fixed-by-given", names=["s.s, bags.a"])
+    logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
+
+
+@pytest.mark.parametrize(
+    ("pool", "sharder"),
+    [
+        (KeyedJaggedTensorPool(10, {"f": 3}, device=META), KeyedJaggedTensorPoolSharder()),
+        (TensorPool(10, 8, torch.float32, device=META), TensorPoolSharder()),
+    ],
+    ids=["kjt pool", "tensor pool"],
+)
+def test_planner_keeps_given_plans_of_modules_without_tables(pool, sharder, caplog):
+    model, sharders = nn.ModuleDict({"pool": pool, "bags": _bags("a")}), [EmbeddingBagCollectionSharder(), sharder]
+    given = ShardingPlan({"pool": ObjectPoolShardingPlan(ObjectPoolShardingType.ROW_WISE)})
+    _, plan = planned(model, sharders, given=given)
+    assert plan.plan["pool"] is given.plan["pool"]
+    assert "given-module-not-sharded" not in logged_codes(caplog)
+    planned(model, sharders[:1], given=given)
     logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
 
 
