@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from neuroshard.layouts import COLUMN_WISE_LAYOUT, LAYOUTS, ROW_WISE_LAYOUT
 from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_FEATURES, padded
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
@@ -39,6 +39,7 @@ from neuroshard.words.placement import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 ANY_DEVICE = "cuda"  # the type of device on which a sharder supports all of its sharding types
+_DIGITS = 6  # sums of fractional outputs are exact to this many digits, so that rounding up adds no output
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for word in layout.words[:1]}
 
@@ -175,21 +176,29 @@ class Parameter:
         `name` is the name of the new table. `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
-        has an output. In a sequence table each lookup has an output. A table whose number of columns is not a multiple
-        of 4 counts as padded to the next multiple, which bounds its memory and cost from above.
+        has an output. In a sequence table each lookup has an output. A feature that constraints give several poolings
+        per sample (`num_poolings`), or a larger batch (`batch_sizes`), counts as several features: the outputs per
+        sample of all features are rounded up to a whole number. A table whose number of columns is not a multiple of 4
+        counts as padded to the next multiple, which bounds its memory and cost from above.
 
         Raises:
-            UserError: constraints do not fit the number of features.
+            UserError: constraints do not fit the number of features, or set too many outputs per sample.
         """
-        pooling = self._pooling_factor(batch_size)
+        pooling, outputs = self._lookups_and_outputs(batch_size)
+        if outputs > MAX_FEATURES:
+            raise UserError(
+                "constraints-outputs-too-many",
+                f"num_poolings and batch_sizes set {outputs:,} outputs per sample",
+                where=f"constraints of table {self.name!r}",
+                limit=f"the maximum is {MAX_FEATURES:,} outputs per sample of the planner's batch_size",
+                remedy="Lower num_poolings or batch_sizes, or raise the planner's batch_size",
+            )
         rows = int(self.config.num_embeddings)
         made_for = batch_size * num_devices
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = ELEMENT_BYTES[self.config.data_type]
         dim = padded(int(self.config.embedding_dim))
-        return Table(
-            name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features, pooled=self.pooled
-        )
+        return Table(name, rows, dim, pooling, reuse, element_bytes, made_for, features=outputs, pooled=self.pooled)
 
     @property
     def num_features(self) -> int:
@@ -212,8 +221,10 @@ class Parameter:
             return False
         return constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid)
 
-    def _pooling_factor(self, batch_size: int) -> float:
-        """Return the number of lookups per sample of a device's batch, summed over all features of the table."""
+    def _lookups_and_outputs(self, batch_size: int) -> tuple[float, int]:
+        """Return two numbers per sample of a device's batch: the number of lookups, and the number of pooled outputs.
+        Both are sums over all features of the table. The number of outputs is rounded up to a whole number.
+        """
         features, constraints = self.num_features, self.user_constraints
         lookups = _for_each(constraints.pooling_factors, features)
         poolings = _for_each(constraints.num_poolings or [1.0], features)
@@ -227,7 +238,8 @@ class Parameter:
                 limit=f"the table has {number_of(features, 'feature')}",
                 remedy=f"Set {' and '.join(wrong)} to one value for each feature, or to one value for all features",
             )
-        return _over_all(lookups, poolings, batches, batch_size)
+        outputs = _over_all([1.0] * features, poolings, batches, batch_size)
+        return _over_all(lookups, poolings, batches, batch_size), ceil(round(outputs, _DIGITS))
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the pooling factor (lookups per sample) of each feature, for TorchRec's reports.
