@@ -263,13 +263,29 @@ class Parameter:
         """The families of sharding types from which the search may choose the sharding type of the table.
         The three families are column-wise, row-wise and data-parallel; table-wise, for example, belongs to column-wise.
 
-        They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
+        They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types. Both the
+        constraints and the sharder must allow the compute kernel of the sharding type. A table that can only be
+        data-parallel, but whose constraints do not name data_parallel, may have no sharding type here.
         """
-        kernels, types = self.user_constraints.compute_kernels, self._types
-        columns = (COLUMN_WISE_LAYOUT.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
-        named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
-        others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
-        return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
+        tiers, types = self.tiers, self._types
+        columns = (COLUMN_WISE_LAYOUT.form,) if tiers and {WHOLE, SPLIT}.intersection(types) else ()
+        others = (
+            layout
+            for sharding_type, layout in _OTHERS.items()
+            if sharding_type in types
+            and kernel_of(layout, ON_DEVICE) in self.kernels_for(sharding_type)
+            and (layout.dense or not columns or Tier.DEVICE in tiers)
+        )
+        forms = (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
+        only_copies = all(LAYOUTS[form].dense for form in forms)
+        return () if only_copies and not (self.names_data_parallel or self.unlike_kernels) else forms
+
+    def kernels_for(self, sharding_type: str) -> frozenset[str]:
+        """Return the compute kernels that the table may have with a sharding type.
+        Both the constraints and the sharder of the table must allow the kernel.
+        """
+        offered = frozenset(self.sharder.compute_kernels(sharding_type, ANY_DEVICE))
+        return offered.intersection(self.user_constraints.compute_kernels or offered)
 
     @property
     def _types(self) -> frozenset[str]:
@@ -358,14 +374,19 @@ class Parameter:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory tiers of the table (device, uvm_caching or uvm) that the compute kernels in constraints allow.
+        """The memory tiers of the table (device, uvm_caching or uvm) whose compute kernels are allowed.
         These tiers apply only if the table is not data-parallel.
+
+        Both the constraints and the sharder must allow the kernel, for each of the types table_wise and column_wise
+        that the table may have. If the table may have neither type, the kernels of the other sharding types count.
 
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
         device memory with the other kernels, too.
         """
-        kernels = self.user_constraints.compute_kernels
-        tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
+        sharded, named = self._types - COPIED, self.user_constraints.compute_kernels
+        kernels = [self.kernels_for(kind) for kind in sharded.intersection({WHOLE, SPLIT}) or sharded]
+        kernels = kernels or [frozenset(named or KERNELS.values())]  # data-parallel only: the tiers do not apply
+        tiers = tuple(tier for tier, kernel in KERNELS.items() if all(kernel in allowed for allowed in kernels))
         return (Tier.DEVICE,) if self.enforces_hbm and Tier.DEVICE in tiers else tiers
 
     @property
@@ -442,14 +463,7 @@ class Parameter:
         """
         cache, tiers = self.user_constraints.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
-            set_in = "" if self.user_constraints.enforce_hbm else " in fused_params of the sharder"
-            raise UserError(
-                "constraints-enforce-hbm",
-                f"enforce_hbm is True{set_in}, but compute_kernels is {self.user_constraints.compute_kernels}",
-                where=f"constraints of table {self.qualified_name!r}",
-                limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
-                remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
-            )
+            raise self._enforced_error(KERNELS[Tier.DEVICE])
         share = None if cache is None else cache.load_factor
         if share is not None and not 0 < share <= 1:
             raise UserError(
@@ -462,6 +476,22 @@ class Parameter:
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
         return TableRule(escape(name), tiers=tiers or None, cache_load_factor=share)
+
+    def _enforced_error(self, kernel: str) -> UserError:
+        """Return the error for a table with `enforce_hbm` that cannot have `kernel`, the kernel of device memory."""
+        set_in = "" if self.user_constraints.enforce_hbm else " in fused_params of the sharder"
+        named, sharder = self.user_constraints.compute_kernels, type(self.sharder).__name__
+        has, remedy = f"compute_kernels is {named}", f"or compute_kernels, or add {kernel!r} to compute_kernels"
+        if not named or kernel in named:
+            has = f"compute_kernels() of {sharder} lacks {kernel!r}"
+            remedy = f"or pass a sharder whose compute_kernels() include {kernel!r}"
+        return UserError(
+            "constraints-enforce-hbm",
+            f"enforce_hbm is True{set_in}, but {has}",
+            where=f"constraints of table {self.qualified_name!r}",
+            limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
+            remedy=f"Remove enforce_hbm {remedy}",
+        )
 
 
 def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:

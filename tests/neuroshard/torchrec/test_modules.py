@@ -288,6 +288,65 @@ def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, fo
     assert _ours(ours) == (["a"] if delegated else ["a", "b"])
 
 
+class _Offering(EmbeddingBagCollectionSharder):
+    """A sharder with other compute kernels: `of_types` has those of the sharding types that differ from TorchRec's."""
+
+    def __init__(self, fused_params=None, **of_types):
+        super().__init__(fused_params)
+        self.of_types = of_types
+
+    def compute_kernels(self, sharding_type, compute_device_type):
+        default = super().compute_kernels(sharding_type, compute_device_type)
+        return self.of_types.get(sharding_type, default)
+
+
+def _offering(*kernels):
+    return _Offering(table_wise=kernels, column_wise=kernels)
+
+
+@pytest.mark.parametrize(
+    ("sharder", "asked", "tiers", "types"),
+    [
+        (EmbeddingBagCollectionSharder(), {}, None, None),
+        (_offering("fused_uvm_caching"), {}, ["uvm_caching"], {"column_wise", "data_parallel"}),
+        (_offering("fused", "fused_uvm"), {}, ["device", "uvm"], None),
+        (_offering("fused", "fused_uvm"), {"compute_kernels": ["fused_uvm", "key_value"]}, ["uvm"], {"column_wise"}),
+        (_Offering(table_wise=["fused"]), {}, ["device"], None),
+        (_Offering(row_wise=["fused_uvm"]), {}, None, {"column_wise", "data_parallel"}),
+        (_Offering(data_parallel=[]), {}, None, {"column_wise", "row_wise"}),
+        (_offering("key_value"), {}, None, {"row_wise", "data_parallel"}),
+        (_offering("key_value"), {"sharding_types": ["data_parallel"]}, None, {"data_parallel"}),
+    ],
+)
+def test_tables_have_the_kernels_that_sharder_and_constraints_allow(sharder, asked, tiers, types):
+    (table,) = find_tables(_bags("a"), [sharder], _said("a", **asked))
+    rule = table.tier_rule("a")
+    assert [tier.value for tier in rule.tiers or ()] == tiers if rule else tiers is None
+    assert {form.value for form in table.forms} == (types or {"column_wise", "row_wise", "data_parallel"})
+
+
+def test_plans_have_the_kernels_that_the_sharder_offers(caplog):
+    settings = {"device": "cuda", "models": "roofline:h100"}
+    cached = _offering("fused_uvm_caching")
+    _, plan = planned(_bags("a", "b"), [cached], **settings)
+    assert {found.compute_kernel for found in plan.plan[""].values()} == {"fused_uvm_caching"}
+    too_little = topology(2, "cuda", cap=ROWS * DIM, ddr_cap=1 << 30)
+    with refused("device-memory-too-small", kind=InfeasibleError):
+        planned(_bags("a"), [_Offering(table_wise=["fused"])], topology=too_little, **settings)
+    stored = _Offering(table_wise=["key_value"], column_wise=["key_value"], row_wise=["key_value"])
+    ours, plan = planned(_bags("a"), [stored], **settings)
+    logged_one(caplog, "tables-delegated", names=["a (", "_Offering"])
+    assert ours.last_plan is None
+    assert plan.plan[""]["a"].compute_kernel != "dense"
+
+
+def test_enforce_hbm_with_a_sharder_of_host_memory_is_refused():
+    names = ["enforce_hbm", "_Offering", "'fused'"]
+    sharder = _Offering({"enforce_hbm": True}, table_wise=["fused_uvm"])
+    with refused("constraints-enforce-hbm", where="constraints of table 'a'", names=names):
+        planned(_bags("a"), [sharder], device="cuda", models="roofline:h100")
+
+
 @pytest.mark.parametrize("asked", [None, CacheParams(algorithm=CacheAlgorithm.LFU)])
 def test_caches_have_the_planned_size_and_other_parameters_of_constraints(asked):
     constraints = _said("b", compute_kernels=["fused_uvm_caching"], cache_params=asked)
