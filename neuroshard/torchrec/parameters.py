@@ -273,14 +273,14 @@ class Parameter:
             layout
             for sharding_type, layout in _OTHERS.items()
             if sharding_type in types
-            and kernel_of(layout, ON_DEVICE) in self.kernels_for(sharding_type)
+            and kernel_of(layout, ON_DEVICE) in self._kernels_for(sharding_type)
             and (layout.dense or not columns or Tier.DEVICE in tiers)
         )
         forms = (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
         only_copies = all(LAYOUTS[form].dense for form in forms)
         return () if only_copies and not (self.names_data_parallel or self.unlike_kernels) else forms
 
-    def kernels_for(self, sharding_type: str) -> frozenset[str]:
+    def _kernels_for(self, sharding_type: str) -> frozenset[str]:
         """Return the compute kernels that the table may have with a sharding type.
         Both the constraints and the sharder of the table must allow the kernel.
         """
@@ -384,7 +384,7 @@ class Parameter:
         device memory with the other kernels, too.
         """
         sharded, named = self._types - COPIED, self.user_constraints.compute_kernels
-        kernels = [self.kernels_for(kind) for kind in sharded.intersection({WHOLE, SPLIT}) or sharded]
+        kernels = [self._kernels_for(kind) for kind in sharded.intersection({WHOLE, SPLIT}) or sharded]
         kernels = kernels or [frozenset(named or KERNELS.values())]  # data-parallel only: the tiers do not apply
         tiers = tuple(tier for tier, kernel in KERNELS.items() if all(kernel in allowed for allowed in kernels))
         return (Tier.DEVICE,) if self.enforces_hbm and Tier.DEVICE in tiers else tiers
