@@ -47,6 +47,7 @@ from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.input_digests import input_digests
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.model import Model, loaded_plan
+from neuroshard.torchrec.optimizer_states import states_remark, states_remedy
 from neuroshard.torchrec.planner_report import (
     Callback,
     Reports,
@@ -510,7 +511,9 @@ class NeuroShardPlanner(ShardingPlanner):
         try:
             plan = search(finder, model.request.task(model.tables, left)) if model.tables else None
         except InfeasibleError as error:
-            remedies = error.message.remedy, withheld_remedy(model.tables.values())
+            tables = model.tables.values()
+            states = "" if model.request.memory else states_remedy(tables)
+            remedies = error.message.remedy, states, withheld_remedy(tables)
             raise error.changed(remedy=". ".join(filter(None, remedies))) from None
         return _Way(model, finder, model.whole(others, plan), plan)
 
@@ -619,6 +622,8 @@ class NeuroShardPlanner(ShardingPlanner):
         if remark := precision_remark(model, self._finder.simulator.models):
             _log.warning(remark)
         for remark in unread_remarks(model):
+            _log.warning(remark)
+        if first.memory is None and (remark := states_remark(model.tables.values())):
             _log.warning(remark)
         return [model, *(model.on(request) for request in self._requests[1:])]
 

@@ -39,7 +39,7 @@ _OPTIMIZERS = {
     "partialrowwiselamb": "partial_rowwise_adam",
 }
 _BY_STATE = tuple(STATE_FLOATS)  # sorted by size, the largest last
-_DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
+DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
 _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.dense for name in layout.type_names)
 
 
@@ -175,9 +175,9 @@ class PlanningRequest:
         If the request has no such settings, one optimizer counts for all tables except data-parallel tables: the
         optimizer with the most state of all optimizers in `parameters`. For data-parallel tables, Adam counts.
         """
-        optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
+        optimizers = map(counted_optimizer, parameters)
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
-        memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
+        memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=DENSE_OPTIMIZER)
         return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
@@ -242,6 +242,13 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
+
+
+def counted_optimizer(table: Parameter) -> str:
+    """Return the optimizer whose state counts for a table, as `MemoryUse` names optimizers.
+    An unknown optimizer counts as the optimizer with the most state.
+    """
+    return _OPTIMIZERS.get(optimizer_of(table), _BY_STATE[-1])
 
 
 def optimizer_of(table: Parameter) -> str:
