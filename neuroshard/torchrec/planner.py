@@ -72,7 +72,7 @@ from neuroshard.words.model_choice import TORCHREC, ModelChoice, settings_text
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _CANDIDATE_PLANS = _PASSES = 4
-_RESERVED_SHARE = 0.15  # equals TorchRec's default reservation
+_RESERVED_SHARE = 0.15  # the percentage of TorchRec's default reservation, which also reserves dense parameters
 _DEFAULT_MODELS = {"cpu": "cpu", "cuda": "h100"}
 
 _Answer = TypeVar("_Answer")
@@ -80,6 +80,7 @@ _Answer = TypeVar("_Answer")
 
 class NeuroShardPlanner(ShardingPlanner):
     """Drop-in replacement for TorchRec's EmbeddingShardingPlanner; arguments of the same name have the same meaning.
+    Without `storage_reservation`, this planner reserves less memory than TorchRec's planner.
 
     Args:
         topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
@@ -95,7 +96,8 @@ class NeuroShardPlanner(ShardingPlanner):
             tables whose constraints or `rules` name it, and for tables that TorchRec cannot train otherwise: tables
             whose number of columns is not a multiple of 4.
         storage_reservation: TorchRec's reservation of memory for the rest of the model; None reserves 15% of the memory
-            of every GPU.
+            of every GPU. TorchRec's default, HeuristicalStorageReservation(0.15), also reserves 6 times the dense
+            parameters, and 160 bytes for each lookup of a device's batch: pass it if the dense network is large.
         rules: NeuroShard's constraints, for rules that TorchRec's constraints cannot express: devices, tables together
             or apart, pinned shards.
         memory: settings of the memory that counts in addition to weights; None counts the buffers of one batch, the
