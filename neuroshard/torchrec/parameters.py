@@ -320,8 +320,9 @@ class Parameter:
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
         """Return the sharding types that TorchRec offers for the table, but that fail with an error on these devices.
 
-        On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables, and lookups fail in row
-        blocks without rows.
+        On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables. Lookups fail on a device
+        that has no rows of any row-wise table of a collection; here, a table with an empty row block counts as failing,
+        also if another row-wise table of the collection has rows on every device.
         """
         if device != "cpu" or self.config is None:
             return frozenset()
@@ -343,17 +344,21 @@ class Parameter:
         """Return the error for a table that can only have the sharding types in `types`.
         All of these sharding types fail on the devices of the job.
         """
-        fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
+        limit = f"{TORCHREC} fails with data_parallel tables of {type(self.module).__name__} on CPUs"
+        remedy = "Allow other sharding types in constraints"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")
-            fails_with = f"row-wise tables of {rows} over {num_devices} CPUs, because some devices would have no rows"
-        remedy = "Allow other sharding types in constraints"
+            limit = (
+                f"with {rows} over {num_devices} CPUs some devices have no rows, and {TORCHREC} fails there unless "
+                "another row-wise table of the collection has rows on every device"
+            )
+            remedy += ", or pass a ShardingPlan of this table as given="
         if self.unlike_kernels:
             remedy = f"Give the table {padded(self.config.embedding_dim)} columns, which allows other sharding types"
         return UserError(
             "table-types-fail-on-cpu",
             f"table {self.qualified_name!r} can only be {' or '.join(types)}",
-            limit=f"{TORCHREC} fails with {fails_with}",
+            limit=limit,
             remedy=remedy,
         )
 

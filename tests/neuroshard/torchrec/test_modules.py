@@ -9,11 +9,12 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.keyed_jagged_tensor_pool import KeyedJaggedTensorPoolSharder
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, get_default_sharders, row_wise
 from torchrec.distributed.tensor_pool import TensorPoolSharder
 from torchrec.distributed.types import (
     CacheParams,
@@ -728,8 +729,14 @@ def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_req
 
 @pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
 def test_row_wise_table_with_fewer_rows_than_devices_is_refused_on_cpus(rows, devices):
-    with refused("table-types-fail-on-cpu", names=["'t'", "row_wise", number_of(rows, "row"), devices]):
-        planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
+    names, model = ["'t'", "row_wise", number_of(rows, "row"), devices, "given="], sequences("t", rows=rows)
+    constraints = _said("t", sharding_types=["row_wise"])
+    with refused("table-types-fail-on-cpu", names=names):
+        planner(devices, constraints=constraints).plan(model)
+    sharder = EmbeddingCollectionSharder()
+    asked = construct_module_sharding_plan(model, {"t": row_wise()}, sharder, devices, devices, "cpu")
+    plan = planner(devices, constraints=constraints, given=ShardingPlan({"": asked})).plan(model)
+    assert plan.plan[""]["t"] is asked["t"]
 
 
 @pytest.mark.parametrize(("module", "fails"), [(_fused("t"), "data_parallel"), (sequences("t", rows=1), "row_wise")])
