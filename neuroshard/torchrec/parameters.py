@@ -558,6 +558,13 @@ def sharded_paths(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]
     return frozenset(path for path, _ in _sharded("", module, by_type))
 
 
+def dense_bytes(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> int:
+    """Return the bytes of all parameters of a model that are outside the modules that have a sharder."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    inside = {id(weights) for _, sharded in _sharded("", module, by_type) for weights in sharded.parameters()}
+    return sum(its.numel() * its.element_size() for its in module.parameters() if id(its) not in inside)
+
+
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the path and the module of each module that has a sharder.
     Modules inside a module that has a sharder are not searched.

@@ -61,7 +61,13 @@ from neuroshard.torchrec.planner_report import (
     unsound_remarks,
     withheld_remedy,
 )
-from neuroshard.torchrec.planning_request import PlanningRequest, device_memory, host_memory, no_table_planned
+from neuroshard.torchrec.planning_request import (
+    PlanningRequest,
+    dense_remark,
+    device_memory,
+    host_memory,
+    no_table_planned,
+)
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.table_statistics import Statistics, table_statistics
@@ -246,6 +252,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if ignored := ignored_pods_remark(topology):
             _log.warning(ignored)
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
+        self._reserves_default = storage_reservation is None
         self._requests = tuple(
             PlanningRequest(
                 topology=groups.topology,
@@ -624,6 +631,8 @@ class NeuroShardPlanner(ShardingPlanner):
         if remark := precision_remark(model, self._finder.simulator.models):
             _log.warning(remark)
         for remark in unread_remarks(model):
+            _log.warning(remark)
+        if self._reserves_default and (remark := dense_remark(module, sharders, first.topology, _RESERVED_SHARE)):
             _log.warning(remark)
         if first.memory is None and (remark := states_remark(model.tables.values())):
             _log.warning(remark)

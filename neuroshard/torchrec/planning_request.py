@@ -15,6 +15,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -23,7 +24,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.names import TableNames, by_plain_name
 from neuroshard.torchrec.options import memory_of_tables
-from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.parameters import Parameter, dense_bytes
 from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.torchrec.table_statistics import with_statistics
@@ -198,6 +199,30 @@ class PlanningRequest:
             for rule in self.rules.rules_of(name)
         )
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
+
+
+def dense_remark(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], topology: TorchRecTopology, reserved_share: float
+) -> Message | None:
+    """Return a warning if the dense network of a model needs more memory than the default reservation of a GPU.
+    The dense parameters count with gradients and Adam's state. Return None on CPUs, or if the reservation is enough.
+
+    `reserved_share` is the share of every GPU's memory that the default reservation keeps free.
+    """
+    dense, per_weight = dense_bytes(module, sharders), 2 + STATE_FLOATS[DENSE_OPTIMIZER][0]
+    reserved = int(reserved_share * min(device.storage.hbm for device in topology.devices))
+    if topology.compute_device == "cpu" or per_weight * dense <= reserved:
+        return None
+    return Message(
+        "reservation-dense-large",
+        f"the dense parameters take {readable_bytes(dense)}, and with gradients and the state of Adam "
+        f"{readable_bytes(per_weight * dense)}",
+        where="storage_reservation",
+        limit=f"the default reservation keeps only {readable_bytes(reserved)} of a device free, so training may run "
+        "out of memory",
+        remedy=f"Set storage_reservation=HeuristicalStorageReservation({reserved_share}), which is TorchRec's default "
+        "and also reserves memory for dense parameters",
+    )
 
 
 def no_table_planned() -> UserError:

@@ -13,6 +13,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import BoundsCheckMode, CacheParams, ShardingPlanner
 from torchrec.optim import LAMB, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -119,6 +120,25 @@ def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_
         apply_optimizer_in_backward(on_weights, collection.parameters(), {"lr": 0.1})
     task = planner().search(collection, [EmbeddingBagCollectionSharder(fused_params=fused)]).task
     assert task.memory == MemoryUse(counted, batches_in_flight=1, dense_optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"storage_reservation": None}, True),
+        ({"storage_reservation": None, "device": "cpu"}, False),
+        ({"storage_reservation": None, "cap": 1 << 26}, False),
+        ({"storage_reservation": FixedPercentageStorageReservation(0.15)}, False),
+    ],
+)
+def test_planner_warns_of_dense_networks_larger_than_the_default_reservation(settings, warned, caplog):
+    """The dense network has 1 MiB of parameters: 4 MiB with gradients and Adam's state, of 16 MiB x 0.15."""
+    model = nn.ModuleDict({"tables": bags("a"), "dense": nn.Linear(512, 512, bias=False)})
+    planner(**{"device": "cuda", "models": "roofline:h100", "cap": 1 << 24} | settings).plan(model)
+    assert ("reservation-dense-large" in logged_codes(caplog)) is warned
+    if warned:
+        names = ["1 MiB", "4 MiB", "2.4 MiB", "HeuristicalStorageReservation(0.15)"]
+        logged_one(caplog, "reservation-dense-large", where="storage_reservation", names=names)
 
 
 def _big_and_small(of_big, of_small):
