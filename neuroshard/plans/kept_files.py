@@ -52,6 +52,21 @@ def read_kept(path: Path) -> dict[str, Any]:
     return kept_content(read_json(path, "kept plan"), f"kept plan {path}")
 
 
+def kept_modules(path: str | Path) -> dict[str, dict[str, Any]] | None:
+    """Return the plan of the whole model from a file in which a planner for a training job kept its plan.
+    The result has the sharding of each table, as JSON, by the path of the module and the name of the table. Return None
+    if the file is of another kind.
+
+    Raises:
+        UserError: the file is missing or not JSON, or `kept_content` refuses it.
+    """
+    content = read_json(Path(path), "plan")
+    if not is_kept(content):
+        return None
+    modules: dict[str, dict[str, Any]] = kept_content(content, f"kept plan {path}")["modules"]
+    return modules
+
+
 def file_of(content: Mapping[str, object]) -> dict[str, object]:
     """Return the content of a file in which a planner for a training job keeps its plan.
     The file has all fields of `content`, and two more fields: "format", and "digest", the digest of `content`.

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableLimits
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import TIERS, Placement, Shard, Tier, TierAssignment, by_table
+from neuroshard.words.placement import ON_DEVICE, TIERS, Placement, Shard, Tier, TierAssignment, by_table
 from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-3"
@@ -265,7 +265,8 @@ class Plan:
     @property
     def warnings(self) -> tuple[Message, ...]:
         """A warning if some tables are in host memory although the task also allows these tables in device memory.
-        Empty if there are no tables of this kind.
+        Empty if there are no tables of this kind. The warning says whether all these tables would fit in the memory of
+        the devices on which the plan places them.
         """
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
@@ -277,17 +278,41 @@ class Plan:
             return ()
         tiers = list(fallen.values())
         where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _WITH_CACHE.items() if tier in tiers)
+        what = (
+            f"{len(fallen)} of {len(self.task.tables)} tables, such as {next(iter(fallen))!r}, are not in device "
+            f"memory ({where})"
+        )
+        if self._on_device(fallen).fits:
+            return (
+                Message(
+                    "plan-tables-host-memory-chosen",
+                    f"{what}, although they would fit there",
+                    where="host memory",
+                    limit="tables in the same tier of a device share kernel calls, so this can be predicted to cost "
+                    "less",
+                    remedy="To keep these tables in device memory, set tiers=[device] in rules for them, or "
+                    "compute_kernels=['fused'] in TorchRec's constraints",
+                ),
+            )
         return (
             Message(
                 "plan-tables-in-host-memory",
-                f"{len(fallen)} of {len(self.task.tables)} tables, such as {next(iter(fallen))!r}, are not in device "
-                f"memory ({where})",
+                what,
                 where="host memory",
                 limit="a step takes longer, because rows of these tables come from host memory",
                 remedy="Use more devices or more device memory. If this is meant, set tiers=[uvm_caching] or "
                 "tiers=[uvm] in rules for these tables",
             ),
         )
+
+    def _on_device(self, names: Collection[str]) -> "Plan":
+        """Return a copy of the plan in which the tables called `names` are in device memory, on the same devices."""
+        tables = {number for number, table in enumerate(self.task.tables) if table.name in names}
+        moved = (
+            replace(placed, tier_assignment=ON_DEVICE) if placed.shard.table in tables else placed
+            for placed in self.placements
+        )
+        return Plan(self.task, tuple(moved))
 
     def _memory_in_use(self, device: int) -> tuple[str, str]:
         """Return the bytes in use on a device and the bytes of the device's memory, as text.

@@ -1,7 +1,7 @@
 """The interface of a system to which plans are exported, the systems by name, and the command `neuroshard export`."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import escape
@@ -14,11 +14,12 @@ from rich.console import Console
 from neuroshard.layouts import Layout
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.models import CostModels
+from neuroshard.plans.kept_files import kept_modules
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
-from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import print_lines
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, PathName
 from neuroshard.tables import Table
@@ -36,6 +37,7 @@ _MODULES = {  # the module in this package with the `TARGET` of each name
     _PLAIN: "plain_json",
 }
 TARGETS = tuple(_MODULES)
+_SHOWN = 8  # maximum number of tables that a warning names
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Target:
             because another framework trains; "any" for the overhead that the user asks for.
         hierarchical: True if the system's all-to-alls between hosts go through the devices of each host first, so that
             a network card exchanges only with the cards of the same place on the other hosts.
+        write_kept: function that translates a plan that a planner kept, with all tables of the model; None if the
+            system gets only the tables that NeuroShard planned.
     """
 
     name: str
@@ -138,13 +142,15 @@ class Target:
     host_tables: str | None = None
     steps: Literal["torchrec", "other", "any"] = "other"
     hierarchical: bool = False
+    write_kept: Callable[[Plan, Mapping[str, Any]], Exported] | None = None
 
-    def export(self, plan: Plan, name: str = "plan") -> Exported:
+    def export(self, plan: Plan, name: str = "plan", kept: Mapping[str, Mapping[str, Any]] | None = None) -> Exported:
         """Return a plan in the format of the target.
 
         Args:
             plan: a plan.
             name: name of the plan in the error that the plan breaks a limit of its task.
+            kept: the plan of the whole model, as `kept_modules` returns it, if a planner kept the plan in a file.
 
         Raises:
             UserError: the plan breaks a limit of its task, or the target cannot express the plan (see `check`).
@@ -158,8 +164,15 @@ class Target:
                 remedy="Search again, or correct the task",
             )
         self.check(plan)
-        exported = self.write(plan)
-        return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
+        remarks = plan.task.padded_remarks
+        if kept is None:
+            exported = self.write(plan)
+        elif self.write_kept is not None:
+            exported = self.write_kept(plan, kept)
+        else:
+            exported = self.write(plan)
+            remarks = (*remarks, *_left_out_remarks(plan, kept))
+        return replace(exported, remarks=(*remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
         """Raise UserError if the target (such as the system that trains with the plan) cannot store a table's data
@@ -353,6 +366,29 @@ def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
     return None if types.issuperset(SHARDING_TYPES) else tuple(name for name in SHARDING_TYPES if name in types)
 
 
+def _left_out_remarks(plan: Plan, kept: Mapping[str, Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return a warning that names the tables of a kept plan that NeuroShard did not plan: an export lacks these tables.
+    Return an empty tuple if there are no such tables.
+
+    `plan` has the tables that NeuroShard planned, and `kept` has all tables of the model, by module and name.
+    """
+    planned = {table.name for table in plan.task.tables}
+    full_names = [(f"{path}.{name}" if path else name, name) for path, tables in kept.items() for name in tables]
+    missing = sorted(full_name for full_name, name in full_names if planned.isdisjoint((full_name, name)))
+    if not missing:
+        return ()
+    more = f", ... {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return (
+        Message(
+            "export-tables-left-out",
+            f"the export lacks {number_of(len(missing), 'table')} of the kept plan "
+            f"({', '.join(missing[:_SHOWN])}{more})",
+            limit="TorchRec's planner planned these tables, or they come from the plan in given=",
+            remedy="Place these tables yourself, or export with to=torchrec, which has all tables of the plan",
+        ),
+    )
+
+
 def _is_like(path: Path, exported: Exported) -> bool:
     """Return True if the file at `path` seems to be an export to the same system, such as HugeCTR, as `exported`.
     Only the beginning of the file is compared: the first line of Python code, or the field "format" of JSON.
@@ -393,7 +429,11 @@ def target_named(name: str | None, module: str = "") -> Target:
             limit=f"module applies to exports to TorchRec only, not to {target.title}",
             remedy="Remove module, or export with to=torchrec",
         )
-    return replace(target, write=partial(target_module.write, module=module))
+    return replace(
+        target,
+        write=partial(target_module.write, module=module),
+        write_kept=partial(target_module.write_kept, module=module),
+    )
 
 
 def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
@@ -490,7 +530,11 @@ class Export:
         """
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
-        exported = target.export(plan, self.plan)
+        kept = kept_modules(self.plan)
+        exported = target.export(plan, self.plan, kept)
+        num_tables = len(plan.task.tables)
+        if kept is not None and target.write_kept is not None:
+            num_tables = sum(map(len, kept.values()))
         paths = exported.paths(self.out)
         existing = [path for path in paths if path.exists()]
         for path in existing:
@@ -509,20 +553,29 @@ class Export:
                     remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
                 )
         check_file(paths[0])
-        return ExportResult(target, plan, exported.save(self.out), exported.remarks)
+        return ExportResult(target, plan, exported.save(self.out), exported.remarks, num_tables)
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files of an export, and the plan's requirements for training."""
+    """The files of an export, and the plan's requirements for training.
+
+    Attributes:
+        target: the system that the files are for.
+        plan: the plan, with the tables that NeuroShard planned.
+        paths: the files.
+        remarks: the plan's requirements for training, and warnings about the export.
+        num_tables: number of tables in the files.
+    """
 
     target: Target
     plan: Plan
     paths: tuple[Path, ...]
-    remarks: tuple[Message, ...] = ()
+    remarks: tuple[Message, ...]
+    num_tables: int
 
     def show(self, console: Console) -> None:
         """Print the files and the plan's requirements for training."""
-        task = self.plan.task
-        summary = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
+        devices = number_of(self.plan.task.topology.num_devices, "device")
+        summary = f"{number_of(self.num_tables, 'table')} on {devices} for {self.target.title}"
         print_lines(console, [f"{summary}: {', '.join(map(str, self.paths))}", *map(str, self.remarks)])

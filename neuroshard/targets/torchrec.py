@@ -2,8 +2,13 @@
 The tables in a file can have any of the sharding types.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from neuroshard.layouts import LAYOUTS
+from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.plans.plan import Plan, data_parallel_remarks
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.targets.target import Exported, Target
 
@@ -18,14 +23,47 @@ _NO_MODULE = Message(
 def write(plan: Plan, module: str = "") -> Exported:
     """Return a plan in the format of TorchRec.
 
-    `module` is the path of the collection that has all tables inside the model, such as "sparse_arch.ebc".
+    `module` is the path of the collection that has all tables inside the model, such as "sparse_arch.ebc". The shards
+    are placed on CPUs if the cost models that predicted the plan were measured on a CPU; otherwise on CUDA GPUs.
     """
     # TorchRec is optional, and slow to import.
     from neuroshard.torchrec.sharding_file import file_content
     from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
     remarks = (*_remarks(plan), *(() if module else (_NO_MODULE, *_dotted_remarks(plan))))
-    return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
+    return Exported(file_content(to_sharding_plan(plan, module, _compute_device(plan)), remarks), remarks=remarks)
+
+
+def _compute_device(plan: Plan) -> str:
+    """Return the type of the devices that a plan was predicted for: "cpu" or "cuda"; "cuda" if the type is unknown."""
+    predicted = plan.prediction and PredictedFor.of(plan.prediction.models)
+    return predicted.kind if predicted else "cuda"
+
+
+def write_kept(plan: Plan, modules: Mapping[str, Any], module: str = "") -> Exported:
+    """Return a plan that a planner kept in a file, in the format of TorchRec, with the tables of the whole model.
+
+    Args:
+        plan: the part of the plan that has the tables that NeuroShard planned.
+        modules: the plan of the whole model by the path of the module, as in the file.
+        module: other path of the collection inside the model, if the plan has only one collection.
+
+    Raises:
+        UserError: `module` is not a collection of the plan, and the plan has several collections.
+    """
+    from neuroshard.torchrec.sharding_file import content_of
+
+    if module and module not in modules:
+        if len(modules) != 1:
+            raise UserError(
+                "export-module-not-kept",
+                f"module is {module!r}",
+                limit=f"the kept plan has the collections {', '.join(map(repr, modules))}",
+                remedy="Remove module, because a kept plan has the path of each collection",
+            )
+        modules = dict(zip([module], modules.values(), strict=True))
+    remarks = _remarks(plan)
+    return Exported(content_of(modules, remarks), remarks=remarks)
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
@@ -88,4 +126,5 @@ TARGET = Target(
     sharding_types=frozenset(word for layout in LAYOUTS.values() for word in layout.words),
     remarks=_remarks,
     steps="torchrec",
+    write_kept=write_kept,
 )

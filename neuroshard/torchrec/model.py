@@ -33,7 +33,7 @@ from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of, widest_shard
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
-from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.parameters import Parameter, sharded_paths
 from neuroshard.torchrec.planning_request import PlanningRequest
 from neuroshard.torchrec.pods import check_by_pod
 from neuroshard.torchrec.prefetching import flagged
@@ -91,9 +91,10 @@ class Model:
         request = request.named_in(tables, division.parameters)
         left = without_stashed(request.left(module, sharders), division.parameters)
         division.warn()
+        sharded = sharded_paths(module, sharders)
         for path in sorted(request.fixed.plan):
             given, names = request.fixed.plan[path], {p.name for p in division.parameters if p.path == path}
-            if not names:
+            if not names and (isinstance(given, EmbeddingModuleShardingPlan) or path not in sharded):
                 _log.warning(
                     Message(
                         "given-module-not-sharded",

@@ -236,6 +236,8 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
     types = [f"sharding_types={constraints.sharding_types}"] if constraints.sharding_types else []
     kernels = [f"compute_kernels={constraints.compute_kernels}"] if constraints.compute_kernels else []
     unknown = "the searcher or the cost models do not support this" if parameter.calls else ""
+    if not (parameter.tiers or constraints.compute_kernels or parameter.unlike_kernels):
+        unknown = f"the compute kernels of {type(parameter.sharder).__name__} are not among those that NeuroShard plans"
     if served.calls.intersection(parameter.calls):
         unknown = f"the table has too few rows for {served.num_devices} devices, or is too wide"
         if served.num_devices == 1:

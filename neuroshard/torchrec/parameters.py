@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from neuroshard.layouts import COLUMN_WISE_LAYOUT, LAYOUTS, ROW_WISE_LAYOUT
 from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.schema import DIM_MULTIPLE, padded
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_FEATURES, padded
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse
 from neuroshard.tasks.constraints import TableRule
@@ -39,6 +39,7 @@ from neuroshard.words.placement import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
 ANY_DEVICE = "cuda"  # the type of device on which a sharder supports all of its sharding types
+_DIGITS = 6  # sums of fractional outputs are exact to this many digits, so that rounding up adds no output
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for word in layout.words[:1]}
 
@@ -175,21 +176,29 @@ class Parameter:
         `name` is the name of the new table. `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
-        has an output. In a sequence table each lookup has an output. A table whose number of columns is not a multiple
-        of 4 counts as padded to the next multiple, which bounds its memory and cost from above.
+        has an output. In a sequence table each lookup has an output. A feature that constraints give several poolings
+        per sample (`num_poolings`), or a larger batch (`batch_sizes`), counts as several features: the outputs per
+        sample of all features are rounded up to a whole number. A table whose number of columns is not a multiple of 4
+        counts as padded to the next multiple, which bounds its memory and cost from above.
 
         Raises:
-            UserError: constraints do not fit the number of features.
+            UserError: constraints do not fit the number of features, or set too many outputs per sample.
         """
-        pooling = self._pooling_factor(batch_size)
+        pooling, outputs = self._lookups_and_outputs(batch_size)
+        if outputs > MAX_FEATURES:
+            raise UserError(
+                "constraints-outputs-too-many",
+                f"num_poolings and batch_sizes set {outputs:,} outputs per sample",
+                where=f"constraints of table {self.name!r}",
+                limit=f"the maximum is {MAX_FEATURES:,} outputs per sample of the planner's batch_size",
+                remedy="Lower num_poolings or batch_sizes, or raise the planner's batch_size",
+            )
         rows = int(self.config.num_embeddings)
         made_for = batch_size * num_devices
         reuse = zipf_reuse(rows, made_for * pooling, ZIPF_EXPONENT)
         element_bytes = ELEMENT_BYTES[self.config.data_type]
         dim = padded(int(self.config.embedding_dim))
-        return Table(
-            name, rows, dim, pooling, reuse, element_bytes, made_for, features=self.num_features, pooled=self.pooled
-        )
+        return Table(name, rows, dim, pooling, reuse, element_bytes, made_for, features=outputs, pooled=self.pooled)
 
     @property
     def num_features(self) -> int:
@@ -212,8 +221,10 @@ class Parameter:
             return False
         return constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid)
 
-    def _pooling_factor(self, batch_size: int) -> float:
-        """Return the number of lookups per sample of a device's batch, summed over all features of the table."""
+    def _lookups_and_outputs(self, batch_size: int) -> tuple[float, int]:
+        """Return two numbers per sample of a device's batch: the number of lookups, and the number of pooled outputs.
+        Both are sums over all features of the table. The number of outputs is rounded up to a whole number.
+        """
         features, constraints = self.num_features, self.user_constraints
         lookups = _for_each(constraints.pooling_factors, features)
         poolings = _for_each(constraints.num_poolings or [1.0], features)
@@ -227,7 +238,8 @@ class Parameter:
                 limit=f"the table has {number_of(features, 'feature')}",
                 remedy=f"Set {' and '.join(wrong)} to one value for each feature, or to one value for all features",
             )
-        return _over_all(lookups, poolings, batches, batch_size)
+        outputs = _over_all([1.0] * features, poolings, batches, batch_size)
+        return _over_all(lookups, poolings, batches, batch_size), ceil(round(outputs, _DIGITS))
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the pooling factor (lookups per sample) of each feature, for TorchRec's reports.
@@ -251,13 +263,29 @@ class Parameter:
         """The families of sharding types from which the search may choose the sharding type of the table.
         The three families are column-wise, row-wise and data-parallel; table-wise, for example, belongs to column-wise.
 
-        They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
+        They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types. Both the
+        constraints and the sharder must allow the compute kernel of the sharding type. A table that can only be
+        data-parallel, but whose constraints do not name data_parallel, may have no sharding type here.
         """
-        kernels, types = self.user_constraints.compute_kernels, self._types
-        columns = (COLUMN_WISE_LAYOUT.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
-        named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
-        others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
-        return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
+        tiers, types = self.tiers, self._types
+        columns = (COLUMN_WISE_LAYOUT.form,) if tiers and {WHOLE, SPLIT}.intersection(types) else ()
+        others = (
+            layout
+            for sharding_type, layout in _OTHERS.items()
+            if sharding_type in types
+            and kernel_of(layout, ON_DEVICE) in self._kernels_for(sharding_type)
+            and (layout.dense or not columns or Tier.DEVICE in tiers)
+        )
+        forms = (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
+        only_copies = all(LAYOUTS[form].dense for form in forms)
+        return () if only_copies and not (self.names_data_parallel or self.unlike_kernels) else forms
+
+    def _kernels_for(self, sharding_type: str) -> frozenset[str]:
+        """Return the compute kernels that the table may have with a sharding type.
+        Both the constraints and the sharder of the table must allow the kernel.
+        """
+        offered = frozenset(self.sharder.compute_kernels(sharding_type, ANY_DEVICE))
+        return offered.intersection(self.user_constraints.compute_kernels or offered)
 
     @property
     def _types(self) -> frozenset[str]:
@@ -292,8 +320,9 @@ class Parameter:
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
         """Return the sharding types that TorchRec offers for the table, but that fail with an error on these devices.
 
-        On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables, and lookups fail in row
-        blocks without rows.
+        On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables. Lookups fail on a device
+        that has no rows of any row-wise table of a collection; here, a table with an empty row block counts as failing,
+        also if another row-wise table of the collection has rows on every device.
         """
         if device != "cpu" or self.config is None:
             return frozenset()
@@ -315,17 +344,21 @@ class Parameter:
         """Return the error for a table that can only have the sharding types in `types`.
         All of these sharding types fail on the devices of the job.
         """
-        fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
+        limit = f"{TORCHREC} fails with data_parallel tables of {type(self.module).__name__} on CPUs"
+        remedy = "Allow other sharding types in constraints"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")
-            fails_with = f"row-wise tables of {rows} over {num_devices} CPUs, because some devices would have no rows"
-        remedy = "Allow other sharding types in constraints"
+            limit = (
+                f"with {rows} over {num_devices} CPUs some devices have no rows, and {TORCHREC} fails there unless "
+                "another row-wise table of the collection has rows on every device"
+            )
+            remedy += ", or pass a ShardingPlan of this table as given="
         if self.unlike_kernels:
             remedy = f"Give the table {padded(self.config.embedding_dim)} columns, which allows other sharding types"
         return UserError(
             "table-types-fail-on-cpu",
             f"table {self.qualified_name!r} can only be {' or '.join(types)}",
-            limit=f"{TORCHREC} fails with {fails_with}",
+            limit=limit,
             remedy=remedy,
         )
 
@@ -346,14 +379,19 @@ class Parameter:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The memory tiers of the table (device, uvm_caching or uvm) that the compute kernels in constraints allow.
+        """The memory tiers of the table (device, uvm_caching or uvm) whose compute kernels are allowed.
         These tiers apply only if the table is not data-parallel.
+
+        Both the constraints and the sharder must allow the kernel, for each of the types table_wise and column_wise
+        that the table may have. If the table may have neither type, the kernels of the other sharding types count.
 
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
         device memory with the other kernels, too.
         """
-        kernels = self.user_constraints.compute_kernels
-        tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
+        sharded, named = self._types - COPIED, self.user_constraints.compute_kernels
+        kernels = [self._kernels_for(kind) for kind in sharded.intersection({WHOLE, SPLIT}) or sharded]
+        kernels = kernels or [frozenset(named or KERNELS.values())]  # data-parallel only: the tiers do not apply
+        tiers = tuple(tier for tier, kernel in KERNELS.items() if all(kernel in allowed for allowed in kernels))
         return (Tier.DEVICE,) if self.enforces_hbm and Tier.DEVICE in tiers else tiers
 
     @property
@@ -430,14 +468,7 @@ class Parameter:
         """
         cache, tiers = self.user_constraints.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
-            set_in = "" if self.user_constraints.enforce_hbm else " in fused_params of the sharder"
-            raise UserError(
-                "constraints-enforce-hbm",
-                f"enforce_hbm is True{set_in}, but compute_kernels is {self.user_constraints.compute_kernels}",
-                where=f"constraints of table {self.qualified_name!r}",
-                limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
-                remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
-            )
+            raise self._enforced_error(KERNELS[Tier.DEVICE])
         share = None if cache is None else cache.load_factor
         if share is not None and not 0 < share <= 1:
             raise UserError(
@@ -450,6 +481,22 @@ class Parameter:
         if share is None and len(tiers) in (0, len(KERNELS)):
             return None
         return TableRule(escape(name), tiers=tiers or None, cache_load_factor=share)
+
+    def _enforced_error(self, kernel: str) -> UserError:
+        """Return the error for a table with `enforce_hbm` that cannot have `kernel`, the kernel of device memory."""
+        set_in = "" if self.user_constraints.enforce_hbm else " in fused_params of the sharder"
+        named, sharder = self.user_constraints.compute_kernels, type(self.sharder).__name__
+        has, remedy = f"compute_kernels is {named}", f"or compute_kernels, or add {kernel!r} to compute_kernels"
+        if not named or kernel in named:
+            has = f"compute_kernels() of {sharder} lacks {kernel!r}"
+            remedy = f"or pass a sharder whose compute_kernels() include {kernel!r}"
+        return UserError(
+            "constraints-enforce-hbm",
+            f"enforce_hbm is True{set_in}, but {has}",
+            where=f"constraints of table {self.qualified_name!r}",
+            limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
+            remedy=f"Remove enforce_hbm {remedy}",
+        )
 
 
 def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
@@ -503,6 +550,19 @@ def parameters_of(
             found = Parameter(path, name, sharded, sharder, weights, configs.get(name))
             own = constraints.get(found.qualified_name, constraints.get(name))
             yield replace(found, constraints=own)
+
+
+def sharded_paths(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> frozenset[str]:
+    """Return the paths of the modules that have a sharder, also of modules without tables, such as tensor pools."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    return frozenset(path for path, _ in _sharded("", module, by_type))
+
+
+def dense_bytes(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> int:
+    """Return the bytes of all parameters of a model that are outside the modules that have a sharder."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    inside = {id(weights) for _, sharded in _sharded("", module, by_type) for weights in sharded.parameters()}
+    return sum(its.numel() * its.element_size() for its in module.parameters() if id(its) not in inside)
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:

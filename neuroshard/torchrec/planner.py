@@ -1,6 +1,7 @@
 """NeuroShardPlanner: a planner for TorchRec's DistributedModelParallel that searches with NeuroShard's cost models."""
 
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -9,8 +10,9 @@ from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, SupportsIndex, TypeVar, get_args
 
+import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size, get_topology_domain_multiple
@@ -45,6 +47,7 @@ from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.input_digests import input_digests
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.model import Model, loaded_plan
+from neuroshard.torchrec.optimizer_states import states_remark, states_remedy
 from neuroshard.torchrec.planner_report import (
     Callback,
     Reports,
@@ -58,7 +61,13 @@ from neuroshard.torchrec.planner_report import (
     unsound_remarks,
     withheld_remedy,
 )
-from neuroshard.torchrec.planning_request import PlanningRequest, device_memory, host_memory, no_table_planned
+from neuroshard.torchrec.planning_request import (
+    PlanningRequest,
+    dense_remark,
+    device_memory,
+    host_memory,
+    no_table_planned,
+)
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.table_statistics import Statistics, table_statistics
@@ -69,7 +78,7 @@ from neuroshard.words.model_choice import TORCHREC, ModelChoice, settings_text
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _CANDIDATE_PLANS = _PASSES = 4
-_RESERVED_SHARE = 0.15  # equals TorchRec's default reservation
+_RESERVED_SHARE = 0.15  # the percentage of TorchRec's default reservation, which also reserves dense parameters
 _DEFAULT_MODELS = {"cpu": "cpu", "cuda": "h100"}
 
 _Answer = TypeVar("_Answer")
@@ -77,6 +86,7 @@ _Answer = TypeVar("_Answer")
 
 class NeuroShardPlanner(ShardingPlanner):
     """Drop-in replacement for TorchRec's EmbeddingShardingPlanner; arguments of the same name have the same meaning.
+    Without `storage_reservation`, this planner reserves less memory than TorchRec's planner.
 
     Args:
         topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
@@ -92,7 +102,8 @@ class NeuroShardPlanner(ShardingPlanner):
             tables whose constraints or `rules` name it, and for tables that TorchRec cannot train otherwise: tables
             whose number of columns is not a multiple of 4.
         storage_reservation: TorchRec's reservation of memory for the rest of the model; None reserves 15% of the memory
-            of every GPU.
+            of every GPU. TorchRec's default, HeuristicalStorageReservation(0.15), also reserves 6 times the dense
+            parameters, and 160 bytes for each lookup of a device's batch: pass it if the dense network is large.
         rules: NeuroShard's constraints, for rules that TorchRec's constraints cannot express: devices, tables together
             or apart, pinned shards.
         memory: settings of the memory that counts in addition to weights; None counts the buffers of one batch, the
@@ -159,7 +170,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def __init__(
         self,
         topology: TorchRecTopology | None = None,
-        batch_size: int | None = None,
+        batch_size: SupportsIndex | None = None,
         models: CostModels | str | None = None,
         constraints: Mapping[str, ParameterConstraints] | None = None,
         *,
@@ -241,6 +252,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if ignored := ignored_pods_remark(topology):
             _log.warning(ignored)
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
+        self._reserves_default = storage_reservation is None
         self._requests = tuple(
             PlanningRequest(
                 topology=groups.topology,
@@ -508,7 +520,9 @@ class NeuroShardPlanner(ShardingPlanner):
         try:
             plan = search(finder, model.request.task(model.tables, left)) if model.tables else None
         except InfeasibleError as error:
-            remedies = error.message.remedy, withheld_remedy(model.tables.values())
+            tables = model.tables.values()
+            states = "" if model.request.memory else states_remedy(tables)
+            remedies = error.message.remedy, states, withheld_remedy(tables)
             raise error.changed(remedy=". ".join(filter(None, remedies))) from None
         return _Way(model, finder, model.whole(others, plan), plan)
 
@@ -617,6 +631,10 @@ class NeuroShardPlanner(ShardingPlanner):
         if remark := precision_remark(model, self._finder.simulator.models):
             _log.warning(remark)
         for remark in unread_remarks(model):
+            _log.warning(remark)
+        if self._reserves_default and (remark := dense_remark(module, sharders, first.topology, _RESERVED_SHARE)):
+            _log.warning(remark)
+        if first.memory is None and (remark := states_remark(model.tables.values())):
             _log.warning(remark)
         return [model, *(model.on(request) for request in self._requests[1:])]
 
@@ -751,19 +769,26 @@ def _check_timeout(timeout_seconds: int | None) -> None:
         )
 
 
-def _checked_batch_size(batch_size: int | None) -> int:
+def _checked_batch_size(batch_size: SupportsIndex | None) -> int:
     """Return the number of samples of one device per step, which is TorchRec's default if `batch_size` is None.
-    Raise UserError if the number is not a whole number or is below 1.
+    Whole numbers of other types, such as NumPy's, are allowed. Raise UserError if the number is not a whole number or
+    is below 1.
     """
-    batch_size = _BATCH_SIZE if batch_size is None else batch_size
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if batch_size is None:
+        return _BATCH_SIZE
+    whole = isinstance(batch_size, SupportsIndex) and not isinstance(batch_size, bool | np.bool_)
+    try:
+        samples = operator.index(batch_size) if whole else 0
+    except TypeError:  # an array or a tensor of several numbers
+        samples = 0
+    if samples < 1:
         raise UserError(
             "planner-batch-size-invalid",
             f"batch_size is {_shown_value(batch_size)}",
             limit="batch_size must be a whole number, 1 or more",
             remedy="Set batch_size to the number of samples per step on one device, without quotes",
         )
-    return batch_size
+    return samples
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:

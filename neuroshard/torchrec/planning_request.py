@@ -15,6 +15,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS
 from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import Constraints, TableRule
@@ -23,7 +24,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
 from neuroshard.torchrec.names import TableNames, by_plain_name
 from neuroshard.torchrec.options import memory_of_tables
-from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.parameters import Parameter, dense_bytes
 from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.torchrec.table_statistics import with_statistics
@@ -39,7 +40,7 @@ _OPTIMIZERS = {
     "partialrowwiselamb": "partial_rowwise_adam",
 }
 _BY_STATE = tuple(STATE_FLOATS)  # sorted by size, the largest last
-_DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
+DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
 _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.dense for name in layout.type_names)
 
 
@@ -175,9 +176,9 @@ class PlanningRequest:
         If the request has no such settings, one optimizer counts for all tables except data-parallel tables: the
         optimizer with the most state of all optimizers in `parameters`. For data-parallel tables, Adam counts.
         """
-        optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
+        optimizers = map(counted_optimizer, parameters)
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
-        memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
+        memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=DENSE_OPTIMIZER)
         return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
@@ -198,6 +199,30 @@ class PlanningRequest:
             for rule in self.rules.rules_of(name)
         )
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
+
+
+def dense_remark(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], topology: TorchRecTopology, reserved_share: float
+) -> Message | None:
+    """Return a warning if the dense network of a model needs more memory than the default reservation of a GPU.
+    The dense parameters count with gradients and Adam's state. Return None on CPUs, or if the reservation is enough.
+
+    `reserved_share` is the share of every GPU's memory that the default reservation keeps free.
+    """
+    dense, per_weight = dense_bytes(module, sharders), 2 + STATE_FLOATS[DENSE_OPTIMIZER][0]
+    reserved = int(reserved_share * min(device.storage.hbm for device in topology.devices))
+    if topology.compute_device == "cpu" or per_weight * dense <= reserved:
+        return None
+    return Message(
+        "reservation-dense-large",
+        f"the dense parameters take {readable_bytes(dense)}, and with gradients and the state of Adam "
+        f"{readable_bytes(per_weight * dense)}",
+        where="storage_reservation",
+        limit=f"the default reservation keeps only {readable_bytes(reserved)} of a device free, so training may run "
+        "out of memory",
+        remedy=f"Set storage_reservation=HeuristicalStorageReservation({reserved_share}), which is TorchRec's default "
+        "and also reserves memory for dense parameters",
+    )
 
 
 def no_table_planned() -> UserError:
@@ -242,6 +267,13 @@ def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int,
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
+
+
+def counted_optimizer(table: Parameter) -> str:
+    """Return the optimizer whose state counts for a table, as `MemoryUse` names optimizers.
+    An unknown optimizer counts as the optimizer with the most state.
+    """
+    return _OPTIMIZERS.get(optimizer_of(table), _BY_STATE[-1])
 
 
 def optimizer_of(table: Parameter) -> str:

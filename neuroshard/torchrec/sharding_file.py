@@ -1,7 +1,7 @@
 """Save and load TorchRec's plans as JSON: sharding types, compute kernels, ranks and shards of every parameter."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,8 +86,15 @@ def _lost(parameter: ParameterSharding) -> list[str]:
 
 def file_content(sharding_plan: ShardingPlan, remarks: Sequence[Message] = ()) -> dict[str, Any]:
     """Return the JSON-ready content of a plan's file; `remarks` are for people who read the file."""
+    return content_of(modules_json(sharding_plan), remarks)
+
+
+def content_of(modules: Mapping[str, Any], remarks: Sequence[Message] = ()) -> dict[str, Any]:
+    """Return the JSON-ready content of a plan's file, given the plan as `modules_json` returns it.
+    `remarks` are for people who read the file.
+    """
     said = {"remarks": [str(remark) for remark in remarks]} if remarks else {}
-    return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
+    return {"format": _FORMAT, **said, "modules": dict(modules)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
@@ -195,26 +202,42 @@ class _File:
     remarks: tuple[str, ...] = ()
 
 
-def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> ShardingPlan:
+def load_sharding_plan(path: str | Path, model: nn.Module | None = None, *, partial: bool = False) -> ShardingPlan:
     """Read a plan from a file that `save_sharding_plan` or `neuroshard export to=torchrec` wrote.
 
     Args:
         path: path of the file.
         model: the model, before it is sharded. It is needed if the file has tables without a module, because they were
             exported without one: each such table is assigned to the model's collection that has a table of this name.
+            The file must have all tables of the model's collections that TorchRec's default sharders shard.
+        partial: True if the file may lack tables of the model, as a plan for the planner's argument `given` may, or if
+            the job leaves some collections unsharded.
 
     Raises:
         UserError: the file is missing or malformed; or a table is in none or in several of the model's collections, or
-            has another shape there.
+            has another shape there; or the file lacks a table of the model.
     """
     where = f"sharding plan {path}"
     read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
     if model is None:
         return sharding_plan_of(read.modules, where)
     plan = sharding_plan_of(_in_collections(read.modules, model, where), where)
+    missing: list[str] = []
     for parameter in parameters_of(model, get_default_sharders()):
         if parameter.is_in(plan):
             parameter.check_extent(plan)
+        elif not partial:
+            missing.append(parameter.qualified_name)
+    if missing:
+        raise UserError(
+            "sharding-plan-tables-missing",
+            f"the file lacks {number_of(len(missing), 'table')} of the model ({listed(missing)})",
+            where=where,
+            limit="TorchRec cannot shard a collection if the plan lacks some of its tables, and does not shard a "
+            "collection that the plan lacks",
+            remedy="Export the plan of the whole model, such as the file of keep=, or pass partial=True if another "
+            "plan has these tables",
+        )
     return plan
 
 

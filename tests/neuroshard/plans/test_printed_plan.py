@@ -77,17 +77,31 @@ def test_described_shards_counts_a_data_parallel_table_once():
 
 def test_printed_plan_warns_of_tables_that_exceed_device_memory():
     """Not those that rules put there."""
+    warning = _warning_of_host_memory(too_little=True)
+    check(warning, "plan-tables-in-host-memory", where="host memory", names=["'toy0'"])
+    assert "more device memory" in warning.remedy
+    simulator, task = Simulator(CostModels.load("roofline:h100")), toy_task(3, num_devices=2)
+    assert not any(one.where == "host memory" for one in simulator.warnings(whole(task)))
+
+
+def test_printed_plan_does_not_advise_more_memory_for_tables_that_would_fit():
+    warning = _warning_of_host_memory(too_little=False)
+    names = ["'toy0'", "would fit", "tiers=[device]", "compute_kernels=['fused']"]
+    check(warning, "plan-tables-host-memory-chosen", where="host memory", names=names)
+    assert "more device memory" not in warning.remedy
+
+
+def _warning_of_host_memory(too_little):
+    """The warning of a plan with 2 of 3 tables in host memory, which would fit in device memory or not."""
     task = toy_task(3, num_devices=2)
     homes = (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(), TierAssignment(Tier.UVM))
-    simulator = Simulator(CostModels.load("roofline:h100"))
-    host = replace(task.topology, host_memory_bytes=1 << 30)
+    memory = max(whole(task).device_bytes) - too_little
+    host = replace(task.topology, memory_bytes=memory, host_memory_bytes=1 << 30)
     fallen = reassign_tiers(whole(replace(task, topology=host)), replace(task, topology=host), homes)
-    (warning,) = (one for one in simulator.warnings(fallen) if one.code == "plan-tables-in-host-memory")
-    check(warning, "plan-tables-in-host-memory", where="host memory", names=["'toy0'"])
+    simulator = Simulator(CostModels.load("roofline:h100"))
+    (warning,) = (one for one in simulator.warnings(fallen) if one.where == "host memory")
     assert re.findall(r"\b\d+\b", warning.what) == ["2", "3", "1", "1"]  # 2 of 3 tables: 1 in each of the tiers
-    asked = fallen.task.constraints
-    assert not any(one.code == "plan-tables-in-host-memory" for one in simulator.warnings(whole(task)))
-    assert asked == task.constraints
+    return warning
 
 
 @pytest.mark.parametrize("pooling_factor", [1e-9, 1 / TASK.batch_size])

@@ -6,15 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 
 import neuroshard as ns
+from neuroshard.cost.cost import Prediction
 from neuroshard.plans.plan import Plan, data_parallel_remarks
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.testing import toy_task
+from neuroshard.torchrec import load_sharding_plan
+from neuroshard.words.model_choice import ModelChoice
 from tests.kit.commands import done, run_command
 from tests.kit.messages import check, refused_command, warned
 from tests.kit.plans import DATA_PARALLEL, laid_out, whole
+from tests.kit.processes import on_gloo
+from tests.kit.torchrec_models import CPU, shaped_bags
+from tests.kit.training import sharded
 
 
 @pytest.fixture
@@ -70,6 +78,32 @@ def test_export_to_torchrec_remarks_on_data_parallel_tables(here, capsys):
     assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
     assert out.splitlines()[1:] == [str(remark)]
     assert "data_parallel" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
+
+
+@pytest.mark.parametrize(
+    ("models", "device"),
+    [(None, "cuda"), ("cpu", "cpu"), ("h100", "cuda"), ("roofline:h100", "cuda"), ("gone", "cuda")],
+)
+def test_exports_to_torchrec_place_tables_on_the_devices_that_the_plan_was_predicted_for(models, device):
+    prediction = None if models is None else Prediction(ModelChoice(models), 1.0)
+    exported = target_named("torchrec").export(whole(toy_task(4, num_devices=2)).with_prediction(prediction))
+    shards = [shard for its in exported.content["modules"][""].values() for shard in its["shards"]]
+    assert {shard["placement"].partition("/")[2].partition(":")[0] for shard in shards} == {device}
+
+
+def _shard_on_cpu(rank, file):
+    """Shard a model by the plan in a file; the shards of each rank must have the weights of its tables."""
+    model = nn.ModuleDict({"ebc": shaped_bags({"a": (100, 16), "b": (50, 8), "c": (70, 32)}, device=CPU)})
+    parallel = sharded(model, load_sharding_plan(file, model), [EmbeddingBagCollectionSharder()])
+    assert isinstance(parallel.module["ebc"], ShardedEmbeddingBagCollection)
+    assert {its.device.type for its in parallel.parameters()} <= {"cpu"}
+
+
+def test_plan_of_the_command_line_for_cpus_shards_a_model_on_cpus(here, capsys):
+    done(capsys, "search", "tables=tables.csv", "topology.num_devices=2", "out=found")
+    export = ["export", "found/plans/task-0000.json", "to=torchrec", "out=sharding.json"]
+    done(capsys, *export, "module=ebc")
+    on_gloo(2, _shard_on_cpu, str(here / "sharding.json"))
 
 
 def _search(*more, batch_size=256):

@@ -28,11 +28,11 @@ from neuroshard.targets.target import Export
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
-from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan
 from neuroshard.torchrec.input_digests import digests, input_digests
 from neuroshard.torchrec.kept import KeptPlan
 from neuroshard.words.placement import Tier, TierAssignment
-from tests.kit.messages import logged_codes, logged_one, refused
+from tests.kit.messages import check, logged_codes, logged_one, refused
 from tests.kit.plans import table
 from tests.kit.torchrec_models import AllOnLast, bags, places, planner, sequences, shaped_bags, topology
 
@@ -320,6 +320,41 @@ def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
     (entry,) = Evaluate(str(path), None, build("hardware", "cpu"))._entries()
     assert (entry.plan, entry.error) == (ours.last_plan, None)
     assert searcher_of("replan", start=str(path)).find(ours.last_plan.task, ours._finder.simulator).plan.task
+
+
+def _half_delegated():
+    """A model, and constraints that leave one table of a collection and a whole collection to TorchRec's planner."""
+    model = nn.ModuleDict({"one": bags("a", "b"), "two": bags("c")})
+    constraints = {name: ParameterConstraints(sharding_types=["table_column_wise"]) for name in "bc"}
+    return model, constraints
+
+
+def test_exports_of_kept_plans_to_torchrec_have_the_tables_of_all_planners(path, tmp_path):
+    model, constraints = _half_delegated()
+    planned = _planner(path, constraints=constraints).plan(model)
+    out = tmp_path / "sharding.json"
+    result = Export(str(path), "torchrec", str(out)).run()
+    assert (result.num_tables, result.remarks) == (3, ())
+    assert load_sharding_plan(out, model) == planned
+    Export(str(path), "torchrec", str(out), module="one").run()
+    assert load_sharding_plan(out, model) == planned
+    with refused("export-module-not-kept", names=["'other'", "'one'", "'two'"]):
+        Export(str(path), "torchrec", str(out), module="other").run()
+
+
+def test_exports_of_kept_plans_to_torchrec_may_rename_the_only_collection(path, tmp_path):
+    planned = _planner(path).plan(nn.ModuleDict({"one": bags("a", "b")}))
+    Export(str(path), "torchrec", str(tmp_path / "sharding.json"), module="other").run()
+    assert load_sharding_plan(tmp_path / "sharding.json").plan == {"other": planned.plan["one"]}
+
+
+def test_exports_of_kept_plans_to_other_systems_name_the_tables_that_they_lack(path, tmp_path):
+    model, constraints = _half_delegated()
+    _planner(path, constraints=constraints).plan(model)
+    result = Export(str(path), "json", str(tmp_path / "placements.json")).run()
+    (remark,) = result.remarks
+    check(remark, "export-tables-left-out", names=[2, "one.b, two.c", "to=torchrec"])
+    assert result.num_tables == 1
 
 
 @pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])

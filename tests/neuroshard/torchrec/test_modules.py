@@ -9,16 +9,27 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.keyed_jagged_tensor_pool import KeyedJaggedTensorPoolSharder
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import CacheParams, KeyValueParams, ShardingPlan, ShardingType
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, get_default_sharders, row_wise
+from torchrec.distributed.tensor_pool import TensorPoolSharder
+from torchrec.distributed.types import (
+    CacheParams,
+    KeyValueParams,
+    ObjectPoolShardingPlan,
+    ObjectPoolShardingType,
+    ShardingPlan,
+    ShardingType,
+)
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
 from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
     ManagedCollisionEmbeddingCollection,
@@ -28,6 +39,7 @@ from torchrec.modules.mc_modules import (
     ManagedCollisionCollection,
     MCHManagedCollisionModule,
 )
+from torchrec.modules.tensor_pool import TensorPool
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 from torchrec.types import DataType
@@ -277,6 +289,65 @@ def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, fo
     assert _ours(ours) == (["a"] if delegated else ["a", "b"])
 
 
+class _Offering(EmbeddingBagCollectionSharder):
+    """A sharder with other compute kernels: `of_types` has those of the sharding types that differ from TorchRec's."""
+
+    def __init__(self, fused_params=None, **of_types):
+        super().__init__(fused_params)
+        self.of_types = of_types
+
+    def compute_kernels(self, sharding_type, compute_device_type):
+        default = super().compute_kernels(sharding_type, compute_device_type)
+        return self.of_types.get(sharding_type, default)
+
+
+def _offering(*kernels):
+    return _Offering(table_wise=kernels, column_wise=kernels)
+
+
+@pytest.mark.parametrize(
+    ("sharder", "asked", "tiers", "types"),
+    [
+        (EmbeddingBagCollectionSharder(), {}, None, None),
+        (_offering("fused_uvm_caching"), {}, ["uvm_caching"], {"column_wise", "data_parallel"}),
+        (_offering("fused", "fused_uvm"), {}, ["device", "uvm"], None),
+        (_offering("fused", "fused_uvm"), {"compute_kernels": ["fused_uvm", "key_value"]}, ["uvm"], {"column_wise"}),
+        (_Offering(table_wise=["fused"]), {}, ["device"], None),
+        (_Offering(row_wise=["fused_uvm"]), {}, None, {"column_wise", "data_parallel"}),
+        (_Offering(data_parallel=[]), {}, None, {"column_wise", "row_wise"}),
+        (_offering("key_value"), {}, None, {"row_wise", "data_parallel"}),
+        (_offering("key_value"), {"sharding_types": ["data_parallel"]}, None, {"data_parallel"}),
+    ],
+)
+def test_tables_have_the_kernels_that_sharder_and_constraints_allow(sharder, asked, tiers, types):
+    (table,) = find_tables(_bags("a"), [sharder], _said("a", **asked))
+    rule = table.tier_rule("a")
+    assert [tier.value for tier in rule.tiers or ()] == tiers if rule else tiers is None
+    assert {form.value for form in table.forms} == (types or {"column_wise", "row_wise", "data_parallel"})
+
+
+def test_plans_have_the_kernels_that_the_sharder_offers(caplog):
+    settings = {"device": "cuda", "models": "roofline:h100"}
+    cached = _offering("fused_uvm_caching")
+    _, plan = planned(_bags("a", "b"), [cached], **settings)
+    assert {found.compute_kernel for found in plan.plan[""].values()} == {"fused_uvm_caching"}
+    too_little = topology(2, "cuda", cap=ROWS * DIM, ddr_cap=1 << 30)
+    with refused("device-memory-too-small", kind=InfeasibleError):
+        planned(_bags("a"), [_Offering(table_wise=["fused"])], topology=too_little, **settings)
+    stored = _Offering(table_wise=["key_value"], column_wise=["key_value"], row_wise=["key_value"])
+    ours, plan = planned(_bags("a"), [stored], **settings)
+    logged_one(caplog, "tables-delegated", names=["a (", "_Offering"])
+    assert ours.last_plan is None
+    assert plan.plan[""]["a"].compute_kernel != "dense"
+
+
+def test_enforce_hbm_with_a_sharder_of_host_memory_is_refused():
+    names = ["enforce_hbm", "_Offering", "'fused'"]
+    sharder = _Offering({"enforce_hbm": True}, table_wise=["fused_uvm"])
+    with refused("constraints-enforce-hbm", where="constraints of table 'a'", names=names):
+        planned(_bags("a"), [sharder], device="cuda", models="roofline:h100")
+
+
 @pytest.mark.parametrize("asked", [None, CacheParams(algorithm=CacheAlgorithm.LFU)])
 def test_caches_have_the_planned_size_and_other_parameters_of_constraints(asked):
     constraints = _said("b", compute_kernels=["fused_uvm_caching"], cache_params=asked)
@@ -491,6 +562,24 @@ def test_planner_keeps_a_given_plan_and_subtracts_its_memory(caplog):
     logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
 
 
+@pytest.mark.parametrize(
+    ("pool", "sharder"),
+    [
+        (KeyedJaggedTensorPool(10, {"f": 3}, device=META), KeyedJaggedTensorPoolSharder()),
+        (TensorPool(10, 8, torch.float32, device=META), TensorPoolSharder()),
+    ],
+    ids=["kjt pool", "tensor pool"],
+)
+def test_planner_keeps_given_plans_of_modules_without_tables(pool, sharder, caplog):
+    model, sharders = nn.ModuleDict({"pool": pool, "bags": _bags("a")}), [EmbeddingBagCollectionSharder(), sharder]
+    given = ShardingPlan({"pool": ObjectPoolShardingPlan(ObjectPoolShardingType.ROW_WISE)})
+    _, plan = planned(model, sharders, given=given)
+    assert plan.plan["pool"] is given.plan["pool"]
+    assert "given-module-not-sharded" not in logged_codes(caplog)
+    planned(model, sharders[:1], given=given)
+    logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
+
+
 def test_memory_counts_the_optimizer_of_a_fused_collection():
     assert planner().search(_fused("c")).task.memory.optimizer == "adagrad"
 
@@ -640,8 +729,14 @@ def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_req
 
 @pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
 def test_row_wise_table_with_fewer_rows_than_devices_is_refused_on_cpus(rows, devices):
-    with refused("table-types-fail-on-cpu", names=["'t'", "row_wise", number_of(rows, "row"), devices]):
-        planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
+    names, model = ["'t'", "row_wise", number_of(rows, "row"), devices, "given="], sequences("t", rows=rows)
+    constraints = _said("t", sharding_types=["row_wise"])
+    with refused("table-types-fail-on-cpu", names=names):
+        planner(devices, constraints=constraints).plan(model)
+    sharder = EmbeddingCollectionSharder()
+    asked = construct_module_sharding_plan(model, {"t": row_wise()}, sharder, devices, devices, "cpu")
+    plan = planner(devices, constraints=constraints, given=ShardingPlan({"": asked})).plan(model)
+    assert plan.plan[""]["t"] is asked["t"]
 
 
 @pytest.mark.parametrize(("module", "fails"), [(_fused("t"), "data_parallel"), (sequences("t", rows=1), "row_wise")])

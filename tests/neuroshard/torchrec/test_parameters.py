@@ -11,7 +11,7 @@ from neuroshard import TableRule
 from neuroshard.torchrec import find_tables
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import check, logged, refused
-from tests.kit.torchrec_models import bags, sequences, shaped_bags
+from tests.kit.torchrec_models import bags, planned, sequences, shaped_bags
 
 # Two collections, one of them deeper down.
 MODEL = nn.Module()
@@ -44,17 +44,39 @@ def test_found_tables_have_rows_dim_and_element_bytes_of_the_config(of, size):
 
 
 @pytest.mark.parametrize(
-    ("given", "lookups"),
+    ("given", "lookups", "outputs"),
     [
-        ({}, 2.0),
-        ({"pooling_factors": [3.0]}, 6.0),
-        ({"pooling_factors": [3.0, 5.0]}, 8.0),
-        ({"pooling_factors": [3.0, 5.0], "num_poolings": [2.0, 1.0]}, 11.0),
-        ({"pooling_factors": [3.0, 5.0], "batch_sizes": [64, 32]}, 5.5),
+        ({}, 2.0, 2),
+        ({"pooling_factors": [3.0]}, 6.0, 2),
+        ({"pooling_factors": [3.0, 5.0]}, 8.0, 2),
+        ({"pooling_factors": [3.0, 5.0], "num_poolings": [2.0, 1.0]}, 11.0, 3),
+        ({"pooling_factors": [3.0, 5.0], "batch_sizes": [64, 32]}, 5.5, 2),
+        ({"num_poolings": [20.0]}, 40.0, 40),
+        ({"num_poolings": [0.1]}, 0.2, 1),
+        ({"num_poolings": [1.1, 0.9]}, 2.0, 2),
+        ({"num_poolings": [2.0], "batch_sizes": [128]}, 8.0, 8),
     ],
 )
-def test_table_pooling_factor_adds_up_all_features(given, lookups):
-    assert _sku(**given).table("sku", 64, 2).pooling_factor == lookups
+def test_table_lookups_and_outputs_add_up_all_features(given, lookups, outputs):
+    table = _sku(**given).table("sku", 64, 2)
+    assert (table.pooling_factor, table.features) == (lookups, outputs)
+
+
+@pytest.mark.parametrize("given", [{}, {"num_poolings": [20.0]}, {"batch_sizes": [5120]}])
+def test_memory_of_outputs_follows_torchrec(given):
+    """TorchRec counts number of poolings x batch size of the feature as outputs; NeuroShard also their gradients."""
+    constraints = {"t": ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[1.0], **given)}
+    ours, _ = planned(bags("t", rows=1000, dim=128), batch_size=256, cap=1 << 30, constraints=constraints)
+    (option,) = ours.get_selected_options()
+    estimated = sum(shard.storage.ddr for shard in option.shards)
+    assert estimated <= sum(ours.last_plan.device_bytes) <= 2 * estimated
+    assert (estimated > 5e6) is bool(given)
+
+
+def test_constraints_with_too_many_outputs_per_sample_are_refused():
+    where, names = "constraints of table 'sku'", ["num_poolings", "batch_sizes", "1,026", "1,024"]
+    with refused("constraints-outputs-too-many", where=where, names=names):
+        _sku(num_poolings=[513.0]).table("sku", 64, 2)
 
 
 def test_parameter_constraints_with_a_wrong_number_of_pooling_factors_are_refused():

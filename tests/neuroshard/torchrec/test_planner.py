@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -12,7 +13,9 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.types import BoundsCheckMode, CacheParams, ShardingPlanner
+from torchrec.optim import LAMB, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.types import DataType
 
@@ -117,6 +120,69 @@ def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_
         apply_optimizer_in_backward(on_weights, collection.parameters(), {"lr": 0.1})
     task = planner().search(collection, [EmbeddingBagCollectionSharder(fused_params=fused)]).task
     assert task.memory == MemoryUse(counted, batches_in_flight=1, dense_optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"storage_reservation": None}, True),
+        ({"storage_reservation": None, "device": "cpu"}, False),
+        ({"storage_reservation": None, "cap": 1 << 26}, False),
+        ({"storage_reservation": FixedPercentageStorageReservation(0.15)}, False),
+    ],
+)
+def test_planner_warns_of_dense_networks_larger_than_the_default_reservation(settings, warned, caplog):
+    """The dense network has 1 MiB of parameters: 4 MiB with gradients and Adam's state, of 16 MiB x 0.15."""
+    model = nn.ModuleDict({"tables": bags("a"), "dense": nn.Linear(512, 512, bias=False)})
+    planner(**{"device": "cuda", "models": "roofline:h100", "cap": 1 << 24} | settings).plan(model)
+    assert ("reservation-dense-large" in logged_codes(caplog)) is warned
+    if warned:
+        names = ["1 MiB", "4 MiB", "2.4 MiB", "HeuristicalStorageReservation(0.15)"]
+        logged_one(caplog, "reservation-dense-large", where="storage_reservation", names=names)
+
+
+def _big_and_small(of_big, of_small):
+    """A large and a small table, whose optimizers are set on their weights."""
+    model = shaped_bags({"big": (10_000, 16), "small": (100, 16)})
+    for name, optimizer in (("big", of_big), ("small", of_small)):
+        apply_optimizer_in_backward(optimizer, [model.embedding_bags[name].weight], {"lr": 0.1})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("of_big", "of_small", "names"),
+    [
+        (torch.optim.SGD, torch.optim.Adam, ["1 table (small: Adam)", "8 bytes", "2 tables", "MemoryUse('sgd'"]),
+        (torch.optim.SGD, LAMB, ["1 table (small: LAMB)", "8 bytes"]),
+        (RowWiseAdagrad, torch.optim.Adagrad, ["(small: Adagrad)", "4 bytes", "MemoryUse('rowwise_adagrad'"]),
+        (torch.optim.Adam, torch.optim.SGD, None),  # the small table counts hardly more than it needs
+        (torch.optim.Adam, torch.optim.Adam, None),
+        (torch.optim.SGD, RowWiseAdagrad, None),  # has a state for each row
+    ],
+)
+def test_planner_warns_if_the_state_of_a_small_table_counts_for_a_large_one(of_big, of_small, names, caplog):
+    planner().plan(_big_and_small(of_big, of_small))
+    if names is None:
+        assert "optimizer-states-differ" not in logged_codes(caplog)
+        return
+    remedy = logged_one(caplog, "optimizer-states-differ", names=names).remedy
+    caplog.clear()
+    memory = MemoryUse("sgd", batches_in_flight=1)
+    planner(memory=memory).plan(_big_and_small(of_big, of_small))
+    assert "optimizer-states-differ" not in logged_codes(caplog)
+    assert "storage_reservation=" in remedy
+
+
+def test_error_without_a_plan_names_the_table_whose_state_counts_for_all(caplog):
+    model, tight = _big_and_small(torch.optim.SGD, torch.optim.Adam), 400_000
+    with pytest.raises(InfeasibleError) as raised:
+        planner(cap=tight).plan(model)
+    remedy = raised.value.message.remedy
+    assert all(text in remedy for text in ("small: Adam", "MemoryUse('sgd'", "8 bytes"))
+    assert planner(cap=tight, memory=MemoryUse("sgd", batches_in_flight=1)).plan(model)
+    with pytest.raises(InfeasibleError) as raised:
+        planner(cap=1000).plan(_big_and_small(torch.optim.SGD, torch.optim.SGD))
+    assert "MemoryUse" not in raised.value.message.remedy
 
 
 def test_planner_keeps_parameter_constraints_and_rules_together():
@@ -364,6 +430,13 @@ def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
     assert types["large"] in IN_ROWS
 
 
+@pytest.mark.parametrize("number", [np.int64(128), np.uint8(128), torch.tensor(128)])
+def test_batch_sizes_may_be_whole_numbers_of_any_type(number):
+    task = planner(batch_size=number).search(SMALL).task
+    assert task == planner(batch_size=128).search(SMALL).task
+    assert type(task.batch_size) is int
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "named"),
     [
@@ -402,6 +475,10 @@ def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
             ["candidate_plans", 0, 1],
         ),
         ({"constraints": ["t"]}, "constraints-not-mapping", ["constraints", ["t"], "ParameterConstraints"]),
+        *(
+            ({"batch_size": number}, "planner-batch-size-invalid", ["batch_size", repr(number), 1])
+            for number in (True, np.True_, 64.0, np.float64(64), np.array([64, 64]), torch.tensor([64, 64]))
+        ),
     ],
 )
 def test_meaningless_arguments_are_refused_in_one_line(settings, code, named):

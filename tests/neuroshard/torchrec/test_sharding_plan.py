@@ -16,6 +16,7 @@ from torchrec.types import DataType
 
 from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
+from neuroshard.plumbing.messages import number_of
 from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
@@ -29,10 +30,10 @@ TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("
 PLAN = assemble(TASK, [(0, 8, 3), (1, 4, 0), (1, 12, 2)])
 
 
-def _saved(exported, path, model=None):
+def _saved(exported, path, model=None, **settings):
     """The plan as it is read again from a file."""
     save_sharding_plan(exported, path)
-    return load_sharding_plan(path, model)
+    return load_sharding_plan(path, model, **settings)
 
 
 def _rectangles(sharding):
@@ -94,11 +95,11 @@ def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
         path: EmbeddingBagCollection(its, device=META) for path, its in (("x", [of_a, of_c]), ("b", [bag("b"), of_c]))
     })  # fmt: skip
     assert list(_saved(to_sharding_plan(PLAN), path).plan) == [""]
-    read = _saved(to_sharding_plan(PLAN), path, model)
+    read = _saved(to_sharding_plan(PLAN), path, model, partial=True)
     assert {module: list(plan) for module, plan in read.plan.items()} == {"x": ["a"], "b": ["c"]}
     assert from_sharding_plan(TASK, read) == PLAN
     named = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"})
-    assert list(_saved(named, path, model).plan) == ["x", "b"]
+    assert list(_saved(named, path, model, partial=True).plan) == ["x", "b"]
     where = f"sharding plan {path}"
     with refused("sharding-plan-module-unknown", where=where, names=["'elsewhere'", "'b'", "'x'"]):
         _saved(to_sharding_plan(PLAN, {"a": "elsewhere", "b.c": "b"}), path, model)
@@ -106,6 +107,21 @@ def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
     for name, count in (("c", 2), ("d", 0)):
         with refused("sharding-plan-table-ambiguous", where=where, names=[count, f"'{name}'"]):
             _saved(_with_table(name), path, model)
+
+
+@pytest.mark.parametrize("modules", [{"x": "ac", "y": "b"}, {"x": "a", "y": "b"}, {"x": "a"}])
+def test_a_file_that_lacks_tables_of_the_model_is_refused_unless_it_may_be_partial(path, modules):
+    """A collection may be missing in part or as a whole; files are read without a model whatever they contain."""
+    model = nn.ModuleDict({"x": bags("a", "c"), "y": bags("b"), "z": sequences("s")})
+    task = Task(tables("".join(modules.values()), 100, 16), Topology(2, 1 << 20), 64)
+    of = {name: module for module, names in modules.items() for name in names}
+    plan = to_sharding_plan(laid_out(task, *[0] * len(of)), of)
+    present = {f"{module}.{name}" for name, module in of.items()}
+    missing = [name for name in ("x.a", "x.c", "y.b", "z.s") if name not in present]
+    names = [number_of(len(missing), "table"), ", ".join(missing), "partial=True"]
+    with refused("sharding-plan-tables-missing", where=f"sharding plan {path}", names=names):
+        _saved(plan, path, model)
+    assert _saved(plan, path, model, partial=True) == load_sharding_plan(path) == plan
 
 
 def _with_table(name):
