@@ -219,10 +219,13 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     earlier_ms = backward_ms(costs.exchanges, now[1], now[0]) - backward_ms(costs.exchanges, now[1], widest)
     joining = np.full(len(items), np.nan)  # S(s + b) - S(s) by shard b; NaN: not yet computed
     rest, count, looked = np.empty_like(sums[source]), 0, 0
+    nothing = np.zeros(len(weight), np.float32)
     for target in order:  # earliest ready first: good steps found early rule out more steps
         if target == source:
             continue
         others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # computed when the first step needs them
+        # `score` is 0 for an empty device, but the bias alone may have another score
+        score_before = score[target] if units[target] > 0 else score_with(costs.bias, nothing, nothing, weight)
         floor = _last_but(order, ready, source, target) - earlier_ms + left_ms
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
@@ -243,7 +246,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 if whole:
                     rest[:] = sums[source] - vectors[source_old]
                     target_gain = score_with(sums[target], vectors[target_new], vectors[target_old], weight)
-                    target_gain -= score[target]
+                    target_gain -= score_before
                 last_back = start[target + 1] if whole and not hopeless else start[target]
                 for p_back in range(start[target] - 1 + needs_back, last_back):  # start[target] - 1: no shard b
                     if floor >= worth:
@@ -252,7 +255,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     looked += 1
                     back_units = widths[back, target] if back >= 0 else 0
                     returning = sent[first[back] + back_units] if back >= 0 else 0.0
-                    target_score = score[target] if back < 0 else without[p_back]
+                    target_score = score_before if back < 0 else without[p_back]
                     target_units = units[target] + gone - returning
                     if back == item:
                         continue

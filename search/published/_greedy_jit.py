@@ -127,9 +127,9 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     sums = np.empty((num_devices, len(bias)), np.float32)
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
     spread, least = np.zeros(len(widths), np.int64), np.empty(num_shards)  # devices of each item; `_least_to_come`
-    idle_score, by_fixed = max(0.0, floor), np.argsort(fixed_score)
-    started = num_devices if fixed_score.any() else 0  # devices that count as in use at the start
+    by_fixed, started = np.argsort(fixed_score), num_devices if fixed_score.any() else 0  # in use at the start
     nothing, counting = np.zeros(len(bias), np.float32), weight[:counted]
+    idle_score = max(score_with(bias, nothing, nothing, counting), floor)  # the bias alone may lower a score below 0
     for p in range(num_splits):
         alone, remembered = _alone(shards, placed[p]), _remembered(shards, placed[p])
         _least_to_come(alone.sends, least)

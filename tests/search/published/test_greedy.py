@@ -1,13 +1,19 @@
 """The compiled greedy placement puts every shard on the device where the version in NumPy puts it."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import neuroshard as ns
 from neuroshard.stages.search.published._greedy_jit import place_all_greedily
 from neuroshard.stages.search.published.device_room import DeviceRoom
 from neuroshard.stages.search.published.greedy import DeviceScore, Placements, place_greedily
-from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, least_score
+from neuroshard.stages.search.published.grid import GridSearch, GridSettings, caps_of
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, evenly_split, least_score
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad
+from neuroshard.testing import toy_tables
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -110,3 +116,24 @@ def test_place_greedily_scores_devices_by_the_counted_entries_only():
         assert (
             _compiled(shards, rows, np.array([2]), memory_bytes, fixed_score, score).devices[0, 0].tolist() == devices
         )
+
+
+@pytest.mark.parametrize("models", ["cpu", "h100", "roofline:h100"])
+def test_compiled_and_numpy_versions_choose_the_same_devices_with_installed_models(models):
+    """The bias of a model alone may have a score below 0, so that an empty device has the lowest score."""
+    simulator = ns.Simulator(ns.CostModels.load(models))
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        tables = toy_tables(int(rng.integers(3, 20)), seed)
+        task = ns.Task(tables, ns.Topology(int(rng.choice([2, 4, 8])), "64GiB"), 1024)
+        problem = CostedSpace.checked(FixedLoad.empty(task), simulator).problem
+        shards, score = GridSearch(problem, GridSettings()).by_whole
+        splits = evenly_split(shards, np.minimum(rng.integers(1, 3, len(tables)), shards.full_width))
+        rows, memory_bytes = rng.permutation(splits), problem.memory_bytes
+        caps = caps_of(shards.total_sent_units, problem.num_devices, GridSettings())
+        ours = _compiled(shards, rows, caps, memory_bytes, problem.fixed_ms, score)
+        for number, cap in enumerate(caps.tolist()):
+            expected = place_greedily(shards, rows, cap, memory_bytes, problem.fixed_ms, score)
+            assert ours.fits[0, number] == (expected is not None)
+            if expected is not None:
+                assert ours.devices[0, number].tolist() == expected.tolist()
