@@ -13,6 +13,7 @@ from glob import escape
 from typing import NamedTuple
 
 from neuroshard.layouts import Layout
+from neuroshard.layouts.widths import fewest_parts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import readable_list
@@ -91,7 +92,8 @@ def with_types_of(before: Plan, task: Task) -> Task:
             continue
         count = len({placed.device for placed in placements})
         most = min(limits.max_shards, task.topology.num_devices, table.dim // limits.min_dim)
-        shards = count if layout.free and limits.min_shards <= count <= most else None
+        least = max(limits.min_shards, fewest_parts(table.dim))  # a wide table may have several shards on a device
+        shards = count if layout.free and least <= count <= most else None
         names = tuple(sorted(types))
         rules.append(TableRule(escape(table.name), min_shards=shards, max_shards=shards, sharding_types=names))
     return task.with_rules(rules)

@@ -83,3 +83,13 @@ def test_with_types_of_ignores_types_that_rules_or_shapes_forbid(where, shape, l
     held = with_types_of(laid_out(_task(), where, 1), after)
     assert held.limits[0] == after.limits[0]
     assert held.limits[1] != after.limits[1]
+
+
+@pytest.mark.parametrize("columns", [{0: 4096}, {0: 2048, 1: 2048}, {0: 2560, 1: 1536}, {0: 4096, 1: 4096}])
+def test_plan_of_a_table_too_wide_for_a_shard_is_kept_on_any_number_of_devices(columns):
+    """Such a table has several shards on a device: fewer devices than shards."""
+    wide, small = _task(devices=2, memory=1 << 30).tables
+    task = Task((replace(wide, dim=sum(columns.values())), small), Topology(2, 1 << 30), 64)
+    plan = laid_out(task, columns, 1)
+    assert plan.violations == ()
+    assert laid_out(with_types_of(plan, task), columns, 1).violations == ()
