@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.app.failures import report_of
+from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import (
     MAX_FILE_BYTES,
@@ -21,7 +22,7 @@ from neuroshard.plumbing.files import (
     regular_file,
     write_atomically,
 )
-from neuroshard.plumbing.parquet import read_rows
+from neuroshard.plumbing.parquet import read_rows, read_table
 from neuroshard.plumbing.plain_yaml import read_yaml
 from tests.kit.messages import check, refused
 
@@ -60,6 +61,90 @@ def test_read_rows_ignores_key_value_directory_names(tmp_path):
         read_rows(path, "thing")
     path.write_bytes(path.read_bytes()[:-3])
     with refused("parquet-damaged", names=[path]):
+        read_rows(path, "thing")
+
+
+TEXT = "x" * 8000
+SAME = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([TEXT]))
+
+
+@pytest.mark.parametrize(
+    ("column", "settings"),
+    [
+        (pa.array([TEXT] * 1000), {}),
+        (SAME, {}),
+        (SAME, {"row_group_size": 10}),
+        (pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), SAME), {}),
+        (pa.StructArray.from_arrays([SAME], ["a"]), {}),
+        (pa.array([[(TEXT, TEXT)]] * 1000, pa.map_(pa.string(), pa.string())), {}),
+        (pa.array([[TEXT]] * 1000, pa.list_(pa.string(), 1)), {}),
+        (pa.array([TEXT] * 1000, pa.string_view()), {}),
+        (pa.array([f'"{TEXT}"'] * 1000, pa.json_()), {}),
+        (pa.array([TEXT] * 1000), {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+        (pa.array([1] * 1_000_000), {}),
+        (pa.array([[[[1]]]] * 100_000), {}),
+    ],
+)
+def test_parquet_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, column, settings):
+    """Equal values take almost no room in a file, and only in memory the room of all of them."""
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": column}), path, compression="zstd", **settings)
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 1_000_000)
+    with refused("parquet-large", names=[path, "1,000,000 bytes"]):
+        read_table(path, "thing")
+    with refused("parquet-large", names=[path]):
+        read_rows(path, "thing")
+
+
+def test_bomb_is_refused_before_memory_is_used(tmp_path, monkeypatch):
+    """Texts of 80 MB in 8 KB are counted, but not unpacked: a limit of 10 MB keeps memory near 10 MB."""
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": pa.array([TEXT] * 10_000)}), path, compression="zstd")
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 10_000_000)
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with refused("parquet-large", names=[path]):
+            read_table(path, "thing")
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 20_000_000
+
+
+def test_texts_of_a_parquet_file_near_the_limit_are_read_unchanged(tmp_path, monkeypatch):
+    """Files that might unpack to more than the limit are read twice; types and missing values stay."""
+    names = [None, *(f"t{number % 50}" for number in range(5000))]
+    table = pa.table(
+        {
+            "text": names,
+            "view": pa.array(names, pa.string_view()),
+            "lists": pa.array([None if name is None else [name, "", None] for name in names]),
+            "maps": pa.array([[("a", name)] for name in names], pa.map_(pa.string(), pa.string())),
+            "category": pa.array(names).dictionary_encode(),
+        }
+    )
+    path = tmp_path / "near.parquet"
+    pq.write_table(table, path)
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 1_000_000)
+    assert read_table(path, "thing").equals(table)
+    assert read_rows(path, "thing") == table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0], pa.timestamp("us", tz="Nowhere/Land")),
+        pa.array([10**7], pa.date32()),
+        pa.array([2**62], pa.duration("s")),
+        pa.array([2**62], pa.timestamp("ms")),
+    ],
+)
+def test_parquet_column_without_python_values_is_refused_by_name(tmp_path, column):
+    path = tmp_path / "times.parquet"
+    pq.write_table(pa.table({"name": ["a"], "when": column}), path)
+    with refused("parquet-column-type", names=[path, "'when'", pq.read_schema(path).field("when").type]):
         read_rows(path, "thing")
 
 
