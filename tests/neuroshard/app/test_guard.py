@@ -1,5 +1,6 @@
 """Every error is printed as one line; only defects write a traceback, to a file."""
 
+import json
 import os
 import signal
 import subprocess
@@ -86,3 +87,16 @@ def test_command_ends_if_the_reader_closes_its_output(tmp_path, words, both):
     os.close(writing)
     assert done.returncode == 0
     assert both or b"error" not in done.stderr.lower()
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("words", [["--version"], ["search", "searcher=size_greedy", "out=run", *SMALL, "format=json"]])
+def test_command_with_closed_streams_does_its_work(tmp_path, words, closed):
+    """The shell's `>&-` closes a stream, which is then None in Python."""
+    closing = " ".join(f"{descriptor}>&-" for descriptor in closed)
+    command = ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "neuroshard", *words]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert bool(done.stdout) is (1 not in closed)
+    if words[0] == "search":
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "search"
