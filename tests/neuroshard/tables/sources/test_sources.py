@@ -1,6 +1,8 @@
 import gzip
 import json
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -116,6 +118,21 @@ def test_loading_wrong_or_truncated_data_sets_is_refused(data_set, tmp_path):
     packed.write_bytes(gzip.compress(whole)[:100])
     with refused("dlrm-file-gzip-damaged", where=str(packed)):
         dlrm(str(packed))
+
+
+@pytest.mark.parametrize("content", ["object", "checkpoint", "old format", "short", "empty", "text"])
+@pytest.mark.parametrize("suffix", ["pt", "pt.gz"])
+def test_refusal_of_other_torch_files_gives_no_advice_of_torch(tmp_path, content, suffix):
+    """torch advises to set weights_only=False, which would run code from the file."""
+    path, file = tmp_path / f"other.{suffix}", BytesIO()
+    if content in ("object", "checkpoint", "old format"):
+        stored = {"epoch": np.float64(1)} if content == "checkpoint" else Path("a")
+        torch.save(stored, file, _use_new_zipfile_serialization=content != "old format")
+    packed = file.getvalue() or {"short": b"abc", "empty": b"", "text": b"name,rows\n" * 100}[content]
+    path.write_bytes(gzip.compress(packed) if suffix == "pt.gz" else packed)
+    with refused("dlrm-file-unreadable", where=str(path), names=["three plain tensors", "torch.save"]) as raised:
+        ns.load_tables("dlrm", path=str(path))
+    assert "weights_only" not in str(raised.value)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
