@@ -6,6 +6,7 @@ last: replacing it replaces the whole bundle at once, whenever a run ends and wh
 """
 
 import hashlib
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -176,7 +177,7 @@ def check_place(path: Path) -> None:
     """Raise UserError if a bundle cannot be written to the directory `path`, because the directory is not writable or
     already has a `bundle.json` of an unknown format.
     """
-    if path.exists() and not path.is_dir():
+    if os.path.lexists(path) and not path.is_dir():
         raise UserError(
             "bundle-place-is-file",
             f"'{path}' is a file",

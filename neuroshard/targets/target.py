@@ -491,6 +491,7 @@ class Export:
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
         exported = target.export(plan, self.plan)
+        check_file(Path(self.out))
         paths = exported.paths(self.out)
         existing = [path for path in paths if path.exists()]
         for path in existing:
@@ -508,7 +509,6 @@ class Export:
                     limit="an export overwrites only an earlier export to the same target",
                     remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
                 )
-        check_file(paths[0])
         return ExportResult(target, plan, exported.save(self.out), exported.remarks)
 
 

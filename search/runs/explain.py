@@ -214,6 +214,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
             limit="explain writes an HTML page to out",
             remedy="Set out=PAGE.html to a name such as plan.html",
         )
+    check_file(path)
     if path.exists() and not path.is_file():
         raise UserError(
             "explain-out-not-file", f"out={out} exists and is not a file", remedy="Set out=PAGE.html to another name"
@@ -225,7 +226,6 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
             limit="the page would replace the plan",
             remedy="Set out=PAGE.html to another name",
         )
-    check_file(path)
     return path
 
 

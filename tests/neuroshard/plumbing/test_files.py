@@ -202,6 +202,7 @@ def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeyp
         write_atomically(path, b"after")
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
     check(report_of(raised.value), "system-refused", names=[path])
+    assert str(raised.value).endswith(f"{str(path)!r}")
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
@@ -243,6 +244,21 @@ def test_unwritable_paths_are_refused_before_any_work(out, place):
         check_directory(Path(out))
     with refused("out-unwritable", where=f"out={out}/x", names=[f"{place} ", "out=FILE"]):
         check_file(Path(out) / "x")
+
+
+@pytest.mark.parametrize("out", ["x" * 256, "a/" + "é" * 128 + "/b", "a/b/" + "x" * 300])
+def test_names_that_are_too_long_are_refused_before_any_work(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    for check_out, kind in ((check_directory, "DIRECTORY"), (check_file, "FILE")):
+        with refused("out-name-long", names=["out=", len(max(out.encode().split(b"/"), key=len)), 255, f"out={kind}"]):
+            check_out(Path(out))
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
+def test_longest_possible_file_name_is_written(tmp_path, name):
+    check_file(tmp_path / name)
+    write_atomically(tmp_path / name, b"content")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_check_of_writable_paths_changes_nothing(tmp_path):
