@@ -100,7 +100,11 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     Raises:
         UserError: the group has no such name, the object has no such setting, or a setting is missing or out of range.
     """
+    from neuroshard.plumbing.checked import without_numpy  # slow to import
+
     config = described(group, name)
+    # np.float64 is a float, and np.str_ is a str, but OmegaConf refuses both.
+    settings = {key: without_numpy(value) if _plain(value) else value for key, value in settings.items()}
     for setting in settings:
         if setting not in config:
             valid = [key for key in config if key not in _BUILDING]

@@ -142,6 +142,22 @@ def test_load_tables_reads_tables_from_a_users_file(tmp_path, suffix):
     assert sum(tables[0].reuse) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("source", [None, 3, [], b"x.csv", 2.5, {}, np.int64(3)])
+def test_load_tables_refuses_sources_of_other_types(source):
+    with refused("tables-source-type", names=[str(source)[:5], "str or Path"]):
+        ns.load_tables(source)
+
+
+def test_load_tables_takes_paths_and_numpy_numbers(tmp_path):
+    path = Path(_written(tmp_path / "tables.csv", ROWS))
+    tables = ns.load_tables(path, batch_size=np.int32(64), zipf_exponent=np.float64(0.5))
+    assert tables == ns.load_tables(str(path), batch_size=64, zipf_exponent=0.5)
+    assert ns.load_tables(Path("criteo")) == ns.load_tables(np.str_("criteo"))
+    for number in (np.float64(5), np.float32(2.5), 5.0):
+        with refused("value-outside-limits", names=["batch_size", number]):
+            ns.load_tables(str(path), batch_size=number)
+
+
 def test_table_from_trace_counts_lookups_by_row_block_if_requested():
     """In five rows and two blocks, row 2 begins in the first."""
     given = ([0, 1, 2, 4], [0, 4])
