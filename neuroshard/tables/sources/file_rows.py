@@ -42,7 +42,8 @@ def read_rows(
 
     Args:
         path: path of the file.
-        texts: names of the columns that contain text; other columns of a CSV file contain numbers.
+        texts: names of the columns that contain text, without spaces around the text in a CSV file; other columns of a
+            CSV file contain numbers.
         named: function that returns our name of a column for the name in the file.
         check: function that raises UserError for wrong names of columns; it is called here if a CSV file has names, but
             no rows.
@@ -148,7 +149,7 @@ def _of_csv(
                 remedy="Give the line one cell for each column",
             )
         by_name = zip(header, cells, strict=True)
-        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in by_name})
+        yield Row(where, {name: cell.strip() if name in texts else number_in(cell) for name, cell in by_name})
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:

@@ -194,7 +194,7 @@ def test_table_from_trace_has_pooling_factor_and_reuse_of_the_trace():
 
 
 def test_load_tables_reads_names_as_text_without_conversion(tmp_path):
-    names = ["007", "7", "NA", "nan", "null", "True", "1e5", " x ", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
+    names = ["007", "7", "NA", "nan", "null", "True", "1e5", "x y", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
     lines = [HEADER, *('"' + name.replace('"', '""') + '",10,4,1' for name in names)]
     assert [table.name for table in _own(tmp_path, "\n".join(lines))] == names
 
@@ -248,6 +248,8 @@ def test_table_file_numbers_may_be_written_as_spreadsheets_do(tmp_path):
         (f"{HEADER},features\na,9,4,1,0\n", "value-outside-limits", ", line 2", ["features", 0, 1]),
         ("name,rows,dim\na,1,4\n", "tables-file-column-missing", "", ["'pooling_factor'"]),
         (f"{HEADER}\n", "tables-file-no-table", "", []),
+        (f"{HEADER}\na,3,4,1\na ,3,4,1\n", "table-name-shared", "", ["'a'"]),
+        (f"{HEADER}\n ,3,4,1\n", "value-outside-limits", ", line 2", ["name", "''"]),
         (f",{HEADER}\n", "tables-file-no-table", "", []),
         ("name,rows,dim\n", "tables-file-column-missing", "", ["'pooling_factor'"]),
         ("a,10,4,1\n", "tables-file-header-missing", "", ["a, 10, 4, 1", "pooling_factor"]),
