@@ -25,7 +25,7 @@ from neuroshard.models.stored import Described, Stored, Tensors, tensors_of
 from neuroshard.models.trust import Margins, Ranges, fields_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
-from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, decode, parse
+from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, decode, parse, shown
 from neuroshard.words.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -241,6 +241,14 @@ def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
     tensors = _tensors(path, weights, content.weights)
     described = ((name, getattr(content.models, name)) for name in _KINDS)
     loaded = {name: _restored(path, name, one, tensors) for name, one in described if one is not None}
+    if surplus := sorted(name for name in tensors if name.partition(".")[0] not in loaded):
+        raise UserError(
+            "bundle-tensor-unknown",
+            f"tensor {shown(surplus[0])} is not part of a model",
+            where=f"model bundle {path}",
+            limit=f"{_NAME} describes the models {', '.join(loaded)}",
+            remedy=_AGAIN,
+        )
     directions = loaded[FORWARD], loaded[BACKWARD]
     if directions[0].num_devices != directions[1].num_devices:
         forward, backward = (one.num_devices or "any number of" for one in directions)
