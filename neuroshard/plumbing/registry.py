@@ -248,15 +248,16 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 def _may_be(value: Any, hint: Any) -> bool:
     """Return True if a config may have `value` for a setting with the type annotation `hint`. If the annotation allows
-    only classes of this package that are not Enums, the value must be a group of settings (a dict), from which an
-    object is built. For example, the annotation `Searcher | None` allows a dict or None, but not the number 5.
+    only classes of this package that are not Enums, the value must be a group of settings (a dict) with a `_target_`,
+    from which an object is built. For example, the annotation `Searcher | None` allows such a dict or None, but not the
+    number 5.
 
     For other annotations, every value is suitable. A list is suitable if all of its values are suitable.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
     kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
-    if isinstance(value, dict) or (value is None and NoneType in kinds):
+    if (isinstance(value, dict) and "_target_" in value) or (value is None and NoneType in kinds):
         return True
     return not all(_is_object(kind) for kind in kinds if kind is not NoneType)
 
