@@ -18,7 +18,8 @@ _MAX_ROWS = 10_000_000
 _WORD_BYTES = 8  # of a number, or of the place of a text
 _END_BYTES = 4  # of the place where a list ends
 _LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)
-_UNREADABLE = (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException)
+_NO_PYTHON_VALUE = (ValueError, KeyError, OverflowError, pa.ArrowException)
+_UNREADABLE = (*_NO_PYTHON_VALUE, OSError, IndexError, MemoryError)
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
@@ -45,7 +46,7 @@ def read_rows(path: Path, what: str) -> list[Row]:
     table = read_table(path, what)
     try:
         rows: list[Row] = table.to_pylist()
-    except _UNREADABLE as error:
+    except _NO_PYTHON_VALUE as error:
         raise _without_python_value(table, f"{what} {path}") from error
     return rows
 
@@ -168,7 +169,7 @@ def _without_python_value(table: pa.Table, file_name: str) -> UserError:
         column = table.column(name)
         try:
             column.to_pylist()
-        except _UNREADABLE as error:
+        except _NO_PYTHON_VALUE as error:
             what = f"column {name!r} of {file_name} has values of type {column.type}"
             limit = f"Python cannot represent a value: {first_line(error)}"
             return UserError("parquet-column-type", what, limit=limit, remedy="Write the column as numbers or text")
