@@ -100,6 +100,13 @@ class Collect:
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
+        if not (self.num_compute_samples or self.num_comm_samples or self.num_local_samples):
+            raise UserError(
+                "collect-no-samples",
+                "num_compute_samples, num_comm_samples and num_local_samples are all 0",
+                limit="there is nothing to measure",
+                remedy="Set one of these settings to more than 0",
+            )
         if (least := min(self.batch_sizes)) < max(self.comm.num_devices):
             fewer = any(2 <= count <= least for count in self.comm.num_devices)
             raise UserError(

@@ -109,7 +109,8 @@ class Summary:
     def verdict(self) -> UseVerdict:
         """The verdict on whether the measurements are good enough for pre-training, with the reason.
 
-        The verdict is positive if no series failed completely and two passes over the samples agree.
+        The verdict is positive if samples were measured, no series failed completely, and two passes over the samples
+        agree.
         """
         if empty := [series.name for series in self.series if series.failed and not series.measured]:
             return UseVerdict(
@@ -117,6 +118,8 @@ class Summary:
                 f"every measurement of {' and '.join(empty)} failed",
                 "correct the errors listed above, and run the command again",
             )
+        if not any(series.measured for series in self.series):
+            return UseVerdict(False, "no sample was measured", "set numbers of samples above 0")
         if noisy := self._noisy_series(FIT_NOISE):
             return UseVerdict(
                 False,

@@ -108,13 +108,24 @@ def with_reader(text: str) -> Iterator[str]:
     A list of files, as in a sweep, becomes a list of paths. Any other argument is yielded unchanged.
 
     Raises:
-        UserError: the argument lists files of types that different choices read.
+        UserError: the argument lists files of types that different choices read, or a file of a type that no choice
+            reads.
     """
     group, _, value = text.partition("=")
     readers = _READERS.get(group, {})
     files = value.split(",") if "," in value and not value.startswith("'") and not os.path.lexists(value) else [value]
     read_by = {readers.get(Path(file).suffix.lower()) for file in files} if readers else {None}
     if read_by == {None}:
+        if readers and (unread := next(filter(_looks_like_file, files), None)) is not None:
+            from neuroshard.plumbing.files import ending_of  # slow to import: not for --help
+
+            suffixes = ", ".join(readers)
+            raise UserError(
+                "file-type-unread",
+                f"{text}: {ending_of(Path(unread))}",
+                limit=f"{group} are read from files whose names end in {suffixes}",
+                remedy=f"Give a file of one of these types, or a name from conf/{group}",
+            )
         yield text
         return
     if len(read_by) > 1:
@@ -127,6 +138,13 @@ def with_reader(text: str) -> Iterator[str]:
         )
     yield f"{group}={read_by.pop()}"
     yield f"{group}.path={','.join(map(quoted, files))}"
+
+
+def _looks_like_file(value: str) -> bool:
+    """Return True if a value is the path of a file and not the name of a config, such as "criteo" or "mine/criteo".
+    A name of a config has no suffix, so an existing file with a suffix is meant as a file.
+    """
+    return value.startswith(("/", "./", "../")) or (Path(value).suffix != "" and os.path.lexists(value))
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:

@@ -29,7 +29,7 @@ from neuroshard.app.failures import (
     report_of,
 )
 from neuroshard.plumbing.configs import FOLDER, quoted
-from neuroshard.plumbing.errors import raised_by, unknown_name
+from neuroshard.plumbing.errors import UserError, raised_by, unknown_name
 from neuroshard.plumbing.messages import Message, number_of
 
 _INTERRUPTED = 130
@@ -111,8 +111,10 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     """Run a command once or, in a sweep, run all jobs of the sweep and print a table of their results at the end.
 
     Raises:
+        UserError: the current directory does not exist.
         Ended: a job of the sweep failed; the errors are printed already.
     """
+    _check_current_directory()
     if not any(text in _SWEEP for text in arguments):
         _start(command, arguments)
         return
@@ -139,6 +141,16 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
             )
         )
         raise Ended(EXIT_BUG if any(job.failure == DEFECT for job in failed) else EXIT_USER_ERROR)
+
+
+def _check_current_directory() -> None:
+    """Raise UserError if the current directory was deleted; paths of plans and results would then have no meaning."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        there = " ".join(filter(None, ("the current directory", os.environ.get("PWD"))))
+        remedy = "Change to an existing directory with cd, and run the command again"
+        raise UserError("current-directory-missing", f"{there} does not exist", remedy=remedy) from None
 
 
 def _start(command: str, arguments: list[str]) -> None:

@@ -4,14 +4,16 @@ These functions do the same as the commands of these names. A stage is imported 
 `pretrain` needs torch, and `search` does not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError, warn_of
+from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.threads import blas_threads
@@ -58,6 +60,7 @@ def collect(
     from neuroshard.stages.augment.comm import CommAugmentation
     from neuroshard.stages.augment.compute import ComputeAugmentation
 
+    _check_names(collect, Collect, settings)
     drawn = {"compute": ComputeAugmentation(), "comm": CommAugmentation(num_devices=tuple(num_devices)), **settings}
     return Collect(
         tuple(tables), build("hardware", hardware), batch_sizes=tuple(batch_sizes), out=str(out), **drawn
@@ -80,6 +83,7 @@ def pretrain(
     """
     from neuroshard.stages.pretrain.pretrain import Pretrain
 
+    _check_names(pretrain, Pretrain, settings)
     fitters = {"compute_model": build("compute_model", compute_model), "comm_model": build("comm_model", comm_model)}
     Pretrain(_paths(data), str(out), **fitters, **settings).run()
     return CostModels.load(str(out))
@@ -157,9 +161,19 @@ def evaluate(
     """
     from neuroshard.stages.search.runs.evaluate import Evaluate
 
+    _check_names(evaluate, Evaluate, settings)
     means = build("measure", measure) if isinstance(measure, str) else measure
     models, where = (None if path is None else str(path) for path in (model, out))
     return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=means, **settings).run()
+
+
+def _check_names(function: Callable[..., Any], command: type[Any], settings: Iterable[str]) -> None:
+    """Raise UserError if a name in `settings` is neither an argument of `function` nor a field of `command`, the
+    settings of the command of this name.
+    """
+    arguments = [argument.name for argument in signature(function).parameters.values() if argument.name != "settings"]
+    for name in settings:
+        check_name(f"setting of ns.{function.__name__}", name, {*arguments, *(field.name for field in fields(command))})
 
 
 def _paths(files: Files) -> str | tuple[str, ...]:

@@ -15,7 +15,7 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.registry import composed
 
 _SETTING = re.compile(r"Could not override '([^']+)'")
-_CHOICE = re.compile(r"Could not find '([^']+)/([^'/]+)'")
+_CHOICE = re.compile(r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'")
 _SEVERAL = re.compile(r"Ambiguous value for argument ('[^']+')")
 _FOLDER_FLAGS = ("--config-dir", "-cd")
 _SEARCH_PATH = "hydra.searchpath"

@@ -19,7 +19,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message, number_of
-from neuroshard.plumbing.schema import Seconds
+from neuroshard.plumbing.schema import Seconds, readable_bytes
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.placement import Tier
@@ -58,7 +58,9 @@ class Hardware:
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
-        """Raise UserError if this machine has no device of this type, or if FBGEMM is not installed."""
+        """Raise UserError if this machine has no device of this type, if FBGEMM is not installed, or if a buffer of
+        `flush_bytes` on a CPU is larger than the memory of this machine.
+        """
         if find_spec("fbgemm_gpu") is None:
             extra = self.device.kind
             raise UserError(
@@ -67,8 +69,17 @@ class Hardware:
                 limit="measurements need FBGEMM",
                 remedy=f"Run `pip install -e '.[{extra}]'` in a checkout of neuroshard",
             )
-        if self.fingerprint.count == 0:
+        here = self.fingerprint
+        if here.count == 0:
             raise no_device()
+        for name, timing in (("compute_timing", self.compute_timing), ("comm_timing", self.comm_timing)):
+            if here.kind == "cpu" and timing.flush_bytes > here.memory_bytes:
+                raise UserError(
+                    "hardware-flush-bytes-too-large",
+                    f"hardware.{name}.flush_bytes is {timing.flush_bytes}",
+                    limit=f"this machine has {readable_bytes(here.memory_bytes)} of memory",
+                    remedy="Set flush_bytes to a smaller number, such as a few times the size of the processor's cache",
+                )
 
     def check_tiers(self, tiers: Iterable[Tier]) -> None:
         """Raise UserError if tables in these memory tiers cannot be measured on this type of device."""

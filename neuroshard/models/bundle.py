@@ -6,6 +6,7 @@ last: replacing it replaces the whole bundle at once, whenever a run ends and wh
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,7 @@ from neuroshard.models.stored import Described, Stored, Tensors, tensors_of
 from neuroshard.models.trust import Margins, Ranges, fields_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
-from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, decode, parse
+from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, decode, parse, shown
 from neuroshard.words.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def check_place(path: Path) -> None:
     """Raise UserError if a bundle cannot be written to the directory `path`, because the directory is not writable or
     already has a `bundle.json` of an unknown format.
     """
-    if path.exists() and not path.is_dir():
+    if os.path.lexists(path) and not path.is_dir():
         raise UserError(
             "bundle-place-is-file",
             f"'{path}' is a file",
@@ -255,6 +256,14 @@ def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
     tensors = _tensors(path, weights, content.weights)
     described = ((name, getattr(content.models, name)) for name in _KINDS)
     loaded = {name: _restored(path, name, one, tensors) for name, one in described if one is not None}
+    if surplus := sorted(name for name in tensors if name.partition(".")[0] not in loaded):
+        raise UserError(
+            "bundle-tensor-unknown",
+            f"tensor {shown(surplus[0])} is not part of a model",
+            where=f"model bundle {path}",
+            limit=f"{_NAME} describes the models {', '.join(loaded)}",
+            remedy=_AGAIN,
+        )
     directions = loaded[FORWARD], loaded[BACKWARD]
     if directions[0].num_devices != directions[1].num_devices:
         forward, backward = (one.num_devices or "any number of" for one in directions)

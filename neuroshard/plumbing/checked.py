@@ -45,6 +45,15 @@ def check_values(target: Callable[..., Any], values: Mapping[str, object], shown
             _checked_value(values[name], hint, shown_as[name])
 
 
+def without_numpy(value: object) -> object:
+    """Convert NumPy numbers and arrays to Python numbers and lists, also inside lists and tuples.
+    Other values are returned unchanged.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    return [without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
+
+
 def _checked_class(cls: type[Any]) -> type[Any]:
     ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
@@ -120,7 +129,7 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError:
         try:
-            return msgspec.convert(_without_numpy(value), hint)
+            return msgspec.convert(without_numpy(value), hint)
         except msgspec.ValidationError as error:
             refused = refusal(str(error), value, name)
             literals = _literals(hint)
@@ -154,15 +163,6 @@ def _is_size(hint: Hashable) -> bool:
     return AS_SIZE in getattr(hint, "__metadata__", ()) or any(
         _is_size(inner) for inner in get_args(hint) if get_origin(hint) in (Union, UnionType)
     )
-
-
-def _without_numpy(value: object) -> object:
-    """Convert NumPy numbers and arrays to Python numbers and lists, also inside lists and tuples.
-    Other values are returned unchanged.
-    """
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
 
 
 @cache

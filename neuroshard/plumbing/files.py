@@ -17,10 +17,12 @@ from typing import Any
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.schema import decode
+from neuroshard.plumbing.schema import decode, shown
 
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
 _BEGINNING_BYTES = 256  # that are read of a file to recognise the format
+_LONGEST_NAME = 255  # bytes of a file name on Linux
+_LONGEST_KEPT = 200  # bytes of a file name that fit into the longer name of a temporary file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -35,7 +37,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         OSError: the system refuses to write, as on a full disk; the error names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{randbits(64)}.tmp")
+    name = path.name if len(os.fsencode(path.name)) <= _LONGEST_KEPT else path.name[: _LONGEST_KEPT // 4]
+    temporary = path.with_name(f".{name}.{randbits(64)}.tmp")
     try:
         temporary.write_bytes(content)
         _force_to_disk(temporary)
@@ -43,7 +46,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         _force_to_disk(path.parent)
     except OSError as error:
         if error.filename in (None, str(temporary)):  # writing to an open file fails without a name
-            error.filename, error.filename2 = str(path), None
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -155,8 +158,16 @@ def check_file(path: Path) -> None:
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError if a command cannot write the file or directory `out`. `places` are the paths of the directories
     for the output, from the innermost to the outermost. The first path in `places` that exists must be a writable
-    directory.
+    directory, and no name in `out` may be too long.
     """
+    if longest := next((name for name in out.parts if len(os.fsencode(name)) > _LONGEST_NAME), None):
+        raise UserError(
+            "out-name-long",
+            f"a file name has {number_of(len(os.fsencode(longest)), 'byte')}",
+            where=f"out={shown(str(out))}",
+            limit=f"the maximum is {number_of(_LONGEST_NAME, 'byte')}",
+            remedy=f"Choose a shorter name with out={kind}",
+        )
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"
     if not nearest.is_dir():

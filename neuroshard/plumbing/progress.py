@@ -118,7 +118,8 @@ def plain_console(*, stderr: bool = False) -> Console:
     """Return a console that prints text unchanged.
     Other consoles of rich would read parts of some names as markup.
     """
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream is not None and stream.isatty() else _PLAIN_WIDTH  # None: a closed stream
     return _Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 

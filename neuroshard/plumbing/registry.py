@@ -101,7 +101,11 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
     Raises:
         UserError: the group has no such name, the object has no such setting, or a setting is missing or out of range.
     """
+    from neuroshard.plumbing.checked import without_numpy  # slow to import
+
     config = described(group, name)
+    # np.float64 is a float, and np.str_ is a str, but OmegaConf refuses both.
+    settings = {key: without_numpy(value) if _plain(value) else value for key, value in settings.items()}
     for setting in settings:
         if setting not in config:
             valid = [key for key in config if key not in _BUILDING]
@@ -261,15 +265,16 @@ def _check_types(made: Any, settings: Mapping[str, Any], shown_as: Mapping[str, 
 
 def _may_be(value: Any, hint: Any) -> bool:
     """Return True if a config may have `value` for a setting with the type annotation `hint`. If the annotation allows
-    only classes of this package that are not Enums, the value must be a group of settings (a dict), from which an
-    object is built. For example, the annotation `Searcher | None` allows a dict or None, but not the number 5.
+    only classes of this package that are not Enums, the value must be a group of settings (a dict) with a `_target_`,
+    from which an object is built. For example, the annotation `Searcher | None` allows such a dict or None, but not the
+    number 5.
 
     For other annotations, every value is suitable. A list is suitable if all of its values are suitable.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
     kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
-    if isinstance(value, dict) or (value is None and NoneType in kinds):
+    if (isinstance(value, dict) and "_target_" in value) or (value is None and NoneType in kinds):
         return True
     return not all(_is_object(kind) for kind in kinds if kind is not NoneType)
 

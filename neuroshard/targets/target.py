@@ -535,6 +535,7 @@ class Export:
         num_tables = len(plan.task.tables)
         if kept is not None and target.write_kept is not None:
             num_tables = sum(map(len, kept.values()))
+        check_file(Path(self.out))
         paths = exported.paths(self.out)
         existing = [path for path in paths if path.exists()]
         for path in existing:
@@ -552,7 +553,6 @@ class Export:
                     limit="an export overwrites only an earlier export to the same target",
                     remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
                 )
-        check_file(paths[0])
         return ExportResult(target, plan, exported.save(self.out), exported.remarks, num_tables)
 
 

@@ -60,7 +60,7 @@ class Agent:
             UserError: the weights belong to another agent, or are not finite.
         """
         expected = self.tensors()
-        if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:
+        if strange := expected.keys() ^ tensors.keys():
             name = min(strange)
             raise UserError(
                 "policy-tensor-names",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from neuroshard.bundles import ROOFLINE, shipped_names
 from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
@@ -34,6 +35,7 @@ from neuroshard.words.model_choice import ModelChoice, ModelSettings
 
 _PAGES = (".html", ".htm")
 _DEFAULT = "cpu"
+_SET_MODEL = "Set model to other cost models, such as model=cpu"
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,9 @@ class Explain(OutputSettings, ModelSettings):
                 limit="explain compares plans table by table, so both plans need the same tables",
                 remedy="Give plans of tables with the same names",
             )
-        model, note = models_of(plans, None if self.model is None else self.choice_of(self.model))
-        model = replace(model, **self.model_settings)
+        model, models, note = self._models(paths, plans)
         counts_input = any(plan.prediction is not None and plan.prediction.counts_input for plan in plans)
-        simulator, moves = Simulator(CostModels.of(model), counts_input), table_changes(plans[0], plans[-1])
+        simulator, moves = Simulator(models, counts_input), table_changes(plans[0], plans[-1])
         plans, other = _on_one_task(plans)
         notes = note, "costs count the input dist, as in the plan file" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
@@ -97,6 +98,24 @@ class Explain(OutputSettings, ModelSettings):
         result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
         result.save()
         return result
+
+    def _models(self, paths: Sequence[str], plans: Sequence[Plan]) -> tuple[ModelChoice, CostModels, str]:
+        """Return the choice of cost models, the cost models, and a note for readers if the choice may be unexpected.
+
+        Raises:
+            UserError: the models cannot be loaded; if a plan file names the models, the error names this file.
+        """
+        if self.model is not None:
+            choice = self.choice_of(self.model)
+            return choice, CostModels.of(choice), ""
+        try:
+            stored, note = models_of(plans, None)
+            models = CostModels.of(stored)
+        except UserError as error:
+            path = next((path for path, plan in zip(paths, plans, strict=True) if plan.prediction is not None), "")
+            raise error.at(path).changed(remedy=_SET_MODEL) from None
+        choice = replace(stored, **self.model_settings)
+        return choice, models if choice == stored else CostModels.of(choice), note
 
 
 def _with_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
@@ -160,16 +179,25 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
     if not known:
         return ModelChoice(_DEFAULT), "the plan file names no models; set model=NAME for other models"
     first = known[0].models
-    if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
+    if first is None or not _may_be_loaded(first.name):
         found = "cost models without a name" if first is None else f"the cost models '{first.name}'"
         raise UserError(
             "explain-models-missing",
             f"the plan was found with {found}",
             limit="these cost models are not available here",
-            remedy="Set model to other cost models, such as model=cpu",
+            remedy=_SET_MODEL,
         )
     others = sorted({str(prediction.models) for prediction in known} - {str(first)})
     return first, f"the other plan was found with {others[0]}" if others else ""
+
+
+def _may_be_loaded(name: str) -> bool:
+    """Return True if a name in a plan file is the name of installed or analytic models, or the absolute path of an
+    existing directory of a bundle.
+
+    Searches store absolute paths. A plan file from somebody else must not choose a file by a relative path.
+    """
+    return name in shipped_names() or name.startswith(ROOFLINE) or (Path(name).is_absolute() and Path(name).is_dir())
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
@@ -186,6 +214,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
             limit="explain writes an HTML page to out",
             remedy="Set out=PAGE.html to a name such as plan.html",
         )
+    check_file(path)
     if path.exists() and not path.is_file():
         raise UserError(
             "explain-out-not-file", f"out={out} exists and is not a file", remedy="Set out=PAGE.html to another name"
@@ -197,7 +226,6 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
             limit="the page would replace the plan",
             remedy="Set out=PAGE.html to another name",
         )
-    check_file(path)
     return path
 
 

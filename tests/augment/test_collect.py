@@ -114,6 +114,11 @@ def _changed(run, settings):
         ({"batch_sizes": ()}, "value-outside-limits", ["batch_sizes", ()]),
         ({"compute": TIERED}, "hardware-cpu-lacks-tier", ["'uvm_caching'", "hardware=cpu"]),
         ({"max_noise": 0}, "value-outside-limits", ["max_noise", 0]),
+        (
+            {"num_compute_samples": 0, "num_comm_samples": 0},
+            "collect-no-samples",
+            ["num_compute_samples", "num_comm_samples", "num_local_samples"],
+        ),
     ],
 )
 def test_collect_refuses_unmeasurable_settings_before_any_measurement(tmp_path, settings, code, names):
@@ -295,11 +300,12 @@ def test_max_noise_null_accepts_any_noise_and_the_summary_states_it(tmp_path):
         (0.476, (0.476,), 0, False, "max_noise=0.3"),
         (0.0, (), 0, True, "num_second_pass"),
         (0.0, (), 4, False, "compute"),
+        (0.0, (), None, False, "samples"),
     ],
 )
 def test_collect_summary_ends_with_fitness_for_use_and_advice(noise, repeatability, failed, fit, named):
-    measured = 0 if failed == 4 else 10
-    series = SeriesSummary("compute", measured, failed, (), 1.0, 0.5, repeatability, noise, 0.0)
+    measured = 0 if failed in (4, None) else 10
+    series = SeriesSummary("compute", measured, failed or 0, (), 1.0, 0.5, repeatability, noise, 0.0)
     summary = Summary(Path("data"), (series,))
     assert summary.verdict.fit is fit
     assert bool(summary.verdict.advice) is bool(named)

@@ -20,7 +20,7 @@ import torch
 
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError, first_line
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_ROWS, BytesPerElement, Dim, PositiveCount
 from neuroshard.tables.reuse import histogram
 from neuroshard.tables.table import Table
@@ -94,12 +94,15 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     try:
         content = _load_mapped(file)
     except Exception as error:  # torch.load raises errors of many classes for damaged files
+        # The text of torch's errors is left out, because some of them advise to load the file unsafely.
         raise UserError(
             "dlrm-file-unreadable",
-            "torch.load cannot read the file",
+            "the file cannot be read",
             where=str(source),
-            limit=first_line(error),
-            remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
+            limit=error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else "the file is damaged, or does not contain exactly three plain tensors",
+            remedy="Download the file again, or use a file that torch.save((indices, offsets, lengths), path) wrote",
         ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:
         raise UserError(

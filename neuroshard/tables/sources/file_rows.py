@@ -2,10 +2,11 @@
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from itertools import zip_longest
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ _WHAT = "table file"
 _INDEX = re.compile(r"__index_level_\d+__")  # the column with row numbers that pandas adds to Parquet files
 _NUMBERING = re.compile(r"|unnamed:_\d+|index")  # names of this column in CSV and JSON files
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
-_WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
-_NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*[+-]?(\d{1,30}(\.\d{0,30})?|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,18 @@ class Row:
     cells: dict[str, object]
 
 
-def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
+def read_rows(
+    path: Path, texts: frozenset[str], named: Callable[[str], str], check: Callable[[Iterable[str]], None]
+) -> list[Row]:
     """Return the rows of a CSV, Parquet or JSON file, without the index column that pandas adds.
 
     Args:
         path: path of the file.
-        texts: names of the columns that contain text; other columns of a CSV file contain numbers.
+        texts: names of the columns that contain text, without spaces around the text in a CSV file; other columns of a
+            CSV file contain numbers.
         named: function that returns our name of a column for the name in the file.
+        check: function that raises UserError for wrong names of columns; it is called here if a CSV file has names, but
+            no rows.
 
     Raises:
         UserError: the file cannot be read, or its cells cannot be assigned to columns.
@@ -55,7 +61,7 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
             remedy="Save the tables as a CSV, Parquet or JSON file",
         )
     if suffix == ".csv":
-        return _without_index(list(_of_csv(path, texts, named)))
+        return _without_index(list(_of_csv(path, texts, named, check)))
     written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
     names = ((row, _names(list(row.cells), named, row.where)) for row in written)
     return _without_index(
@@ -110,7 +116,9 @@ def _of_parquet(path: Path) -> Iterator[Row]:
         yield Row(f"{path}, row {number}", cells)
 
 
-def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> Iterator[Row]:
+def _of_csv(
+    path: Path, texts: frozenset[str], named: Callable[[str], str], check: Callable[[Iterable[str]], None]
+) -> Iterator[Row]:
     lines = _lines(path)
     if not lines:
         raise UserError(
@@ -128,6 +136,8 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
             remedy="Save the file with commas between cells",
         )
     header = _names(written, named, f"{path}, line {first}")
+    if len(lines) == 1:
+        check(name for name in header if not _NUMBERING.fullmatch(name))
     for number, cells in lines[1:]:
         where = f"{path}, line {number}"
         if len(cells) != len(header):
@@ -139,7 +149,7 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
                 remedy="Give the line one cell for each column",
             )
         by_name = zip(header, cells, strict=True)
-        yield Row(where, {name: cell if name in texts else number_in(cell) for name, cell in by_name})
+        yield Row(where, {name: cell.strip() if name in texts else number_in(cell) for name, cell in by_name})
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
@@ -173,11 +183,12 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 def number_in(cell: str) -> object:
     """Return the number that a cell contains.
-    A cell that is not a number is returned unchanged, so that a later error can show it.
+    A cell that is not a number, or is a number like 1e400 that no float can store, is returned unchanged, so that a
+    later error can show the text of the file.
     """
     if _WHOLE.fullmatch(cell):
         return int(cell)
-    return float(cell) if _NUMBER.fullmatch(cell) else cell
+    return float(cell) if _NUMBER.fullmatch(cell) and isfinite(float(cell)) else cell
 
 
 def _of_json(content: Any, path: Path) -> Iterator[Row]:

@@ -21,7 +21,7 @@ capitals or blanks.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from neuroshard.plumbing.checked import checked
@@ -38,6 +38,7 @@ from neuroshard.plumbing.schema import (
     Rows,
     padded,
     parse,
+    readable_list,
     shown,
 )
 from neuroshard.tables.reuse import ZIPF_EXPONENT, Exponent, zipf_reuse
@@ -82,7 +83,7 @@ def user_file(
         UserError: the file cannot be read, has an unknown column, lacks a column, or has values out of range. The
             message lists the errors of at most five tables, and the number of other tables with errors.
     """
-    rows = read_rows(Path(path), _TEXTS, _named)
+    rows = read_rows(Path(path), _TEXTS, _named, partial(_check_columns, path=path))
     if not rows:
         raise UserError(
             "tables-file-no-table", "the file has no table", where=path, remedy="Add a row for each of your tables"
@@ -141,6 +142,14 @@ def _together(errors: list[UserError], path: str) -> UserError:
 
 def _check_columns(columns: Iterable[str], path: str) -> None:
     names = list(columns)
+    if names and not any(name in _COLUMNS or name in _REUSE for name in names):
+        raise UserError(
+            "tables-file-header-missing",
+            f"no column has a known name: {readable_list(names, _MOST_SHOWN)}",
+            where=path,
+            limit=f"the file must have the columns {', '.join(_REQUIRED)}",
+            remedy="Name the columns, in a CSV file in the first line",
+        )
     for name in names:
         if name not in _COLUMNS and name not in _REUSE:
             raise unknown_name("column", name, _COLUMNS, first=_REQUIRED).at(path)

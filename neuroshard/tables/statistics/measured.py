@@ -13,6 +13,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import ending_of, write_atomically, write_json
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.schema import shown
 from neuroshard.tables.statistics.tally import Counted
 from neuroshard.tables.table import Table
 
@@ -58,7 +59,7 @@ class MeasuredTables:
         Commands load the tables from this file with the setting `tables=PATH`.
 
         Raises:
-            UserError: the path has another suffix.
+            UserError: as `write_tables`.
         """
         write_tables(Path(path), self.tables)
 
@@ -68,7 +69,8 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
     Commands load the tables from this file with the setting `tables=PATH`.
 
     Raises:
-        UserError: the path has another suffix.
+        UserError: the path has another suffix; or the file is a CSV file, and a name begins or ends with a blank, which
+            would be lost when the file is read.
     """
     writers: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
         ".csv": _write_csv,
@@ -83,6 +85,14 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
             where=str(path),
             limit=f"tables are written to {', '.join(writers)} files",
             remedy="Give a path that ends in one of these suffixes",
+        )
+    if suffix == ".csv" and (blank := next((one.name for one in tables if one.name != one.name.strip()), None)):
+        raise UserError(
+            "tables-write-blank",
+            f"the name of table {shown(blank)} begins or ends with a blank",
+            where=str(path),
+            limit="blanks around names in CSV files are ignored",
+            remedy="Write a .parquet or .json file instead",
         )
     rows = [asdict(table) for table in tables]
     writers[suffix](path, [{name: row[name] for name in row if name != "unpadded_dim"} for row in rows])

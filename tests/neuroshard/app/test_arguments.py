@@ -53,6 +53,30 @@ def test_file_as_a_value_selects_the_choice_that_reads_the_file():
     assert _pairs("search", "tables=criteo") == [("tables", "criteo")]
 
 
+@pytest.mark.parametrize(
+    ("text", "suffix", "read"),
+    [
+        ("constraints=../tables.csv", ".csv", ".yaml"),
+        ("tables=here.txt", ".txt", ".parquet"),
+        ("tables=/tmp/tables", "no suffix", ".csv"),
+        ("tasks=./tasks.yaml", ".yaml", ".json"),
+        ("tables=criteo,here.txt", ".txt", ".csv"),
+    ],
+)
+def test_file_of_a_type_that_no_choice_reads_is_refused(tmp_path, monkeypatch, text, suffix, read):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.txt").touch()
+    with refused("file-type-unread", names=[text, suffix, read]):
+        for_hydra("search", [text])
+
+
+@pytest.mark.parametrize("text", ["tables=mine/criteo", "tables=v1.5", f"tables={'x' * 300}.y", "tables=criteo"])
+def test_names_of_configs_are_not_files(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "criteo").touch()
+    assert for_hydra("search", [text]) == [text]
+
+
 def test_several_files_are_a_sweep_if_one_choice_reads_all_of_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert for_hydra("search", ["tables=a.csv,b.csv"]) == ["tables=user_file", "tables.path='a.csv','b.csv'"]

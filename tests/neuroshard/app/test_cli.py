@@ -126,6 +126,8 @@ def test_cli_reports_a_malformed_table_file_in_one_line(here, capsys):
         ("unknown-name", ["'soc'", "'sok'"], ["target=soc"]),
         ("hydra-refused", ["'hydra.launcher.nothing'"], ["-m", "hydra.launcher.nothing=1"]),
         ("unknown-name", ["'nothing'"], ["-m", "hydra/launcher=nothing"]),
+        ("setting-is-group", ["searcher is {'foo': 3}", "searcher.NAME="], ["+run.searcher.foo=3"]),
+        ("unknown-name", ["constraints 'mine/nothing'"], ["constraints=mine/nothing"]),
         ("argument-malformed", ["'topology'"], ["topology"]),
         ("setting-is-group", ["topology", "8"], ["topology=8"]),
         ("setting-is-group", ["topology", None], ["topology=null"]),

@@ -1,5 +1,6 @@
 """Every error is printed as one line; only defects write a traceback, to a file."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from neuroshard.app import cli, entry
 from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR, exit_code, report_of
 from neuroshard.plumbing.errors import UserError
-from tests.kit.messages import check, reported
+from neuroshard.testing import toy_task
+from tests.kit.messages import check, refused_command, reported
+from tests.kit.plans import whole
 
 SMALL = ["tables.num_tables=5", "topology.num_devices=2"]
 
@@ -86,3 +89,47 @@ def test_command_ends_if_the_reader_closes_its_output(tmp_path, words, both):
     os.close(writing)
     assert done.returncode == 0
     assert both or b"error" not in done.stderr.lower()
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("words", [["--version"], ["search", "searcher=size_greedy", "out=run", *SMALL, "format=json"]])
+def test_command_with_closed_streams_does_its_work(tmp_path, words, closed):
+    """The shell's `>&-` closes a stream, which is then None in Python."""
+    closing = " ".join(f"{descriptor}>&-" for descriptor in closed)
+    command = ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-m", "neuroshard", *words]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert bool(done.stdout) is (1 not in closed)
+    if words[0] == "search":
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["kind"] == "search"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["search", "searcher=random", *SMALL, "out={}"],
+        ["collect", "out={}"],
+        ["pretrain", "data=[data]", "out={}"],
+        ["evaluate", "plan.json", "out={}"],
+        ["explain", "plan.json", "out={}.html"],
+        ["export", "plan.json", "to=torchrec", "out={}.json"],
+        ["export", "plan.json", "to=sok", "out={}.py"],
+        ["report", "runs=[.]", "out={}"],
+    ],
+)
+def test_too_long_name_of_the_output_is_refused_at_the_start(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    whole(toy_task(2, num_devices=2), 0, 1).save("plan.json")
+    names = ["out=", "maximum is 255"]
+    refused_command(capsys, "out-name-long", *(word.format("x" * 300) for word in words), names=names)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("words", [["search"], ["search", "-m", "seed=1,2"], ["explain", "plan.json"]])
+def test_deleted_current_directory_is_named(tmp_path, monkeypatch, capsys, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("PWD", str(gone))
+    gone.rmdir()
+    refused_command(capsys, "current-directory-missing", *words, names=[gone])

@@ -112,3 +112,22 @@ def test_pipeline_functions_refuse_unknown_names():
         ns.pretrain("a", "x", compute_model="nets")
     with refused("unknown-name", names=["'kernel'", "'kernels'"]):
         ns.evaluate("a", measure="kernel")
+
+
+@pytest.mark.parametrize(
+    ("call", "unknown", "named"),
+    [
+        (lambda: ns.collect(toy_task(2).tables, "out", foo=1), "foo", "num_compute_samples"),
+        (lambda: ns.collect(toy_task(2).tables, "out", num_device=[2]), "num_device", "'num_devices'"),
+        (lambda: ns.pretrain("data", "out", max_sample=1), "max_sample", "'max_samples'"),
+        (lambda: ns.pretrain("data", "out", foo=1), "foo", "allow_regression"),
+        (lambda: ns.evaluate("plan.json", max_task=1), "max_task", "'max_tasks'"),
+        (lambda: ns.evaluate("plan.json", foo=1), "foo", "count_input"),
+        (lambda: ns.search(toy_task(2), Simulator(linear_models()), beam_widt=1), "beam_widt", "'beam_width'"),
+    ],
+)
+def test_pipeline_functions_refuse_unknown_settings_and_name_valid_ones(tmp_path, monkeypatch, call, unknown, named):
+    monkeypatch.chdir(tmp_path)
+    with refused("unknown-name", names=[repr(unknown), named]):
+        call()
+    assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,14 @@ from tests.kit.processes import PATIENCE_S
 pytestmark = pytest.mark.xdist_group("measures")
 TIMING = TimingProtocol(warmup=1, rounds=3, repeats_per_round=2, live=8, flush_bytes=1 << 20)
 CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, timeout_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("timing", ["compute_timing", "comm_timing"])
+def test_flush_bytes_above_the_memory_of_this_machine_are_refused_before_any_process_starts(timing):
+    CPU.check()
+    names = [f"hardware.{timing}.flush_bytes", 10**18]
+    with refused("hardware-flush-bytes-too-large", names=names):
+        replace(CPU, **{timing: replace(TIMING, flush_bytes=10**18)}).check()
 
 
 def test_compute_meter_measures_small_and_large_samples():

@@ -305,6 +305,16 @@ def test_loading_a_bundle_with_invalid_tensors_is_refused(newer, tmp_path, how, 
         CostModels.load(bundle)
 
 
+@pytest.mark.parametrize(
+    "name", ["extra", "extra.weight", "", ".", "computes.0.shift", "framework.slopes", "input.scale"]
+)
+def test_loading_a_bundle_with_a_tensor_of_no_model_is_refused(newer, tmp_path, name):
+    bundle = copytree(newer, tmp_path / "bundle")
+    _change(bundle, lambda _, tensors: tensors.update({name: np.zeros(1, np.float32)}))
+    with refused("bundle-tensor-unknown", where=f"model bundle {bundle}", names=[repr(name)]):
+        CostModels.load(bundle)
+
+
 def _of_curves(**changed):
     """Change some curves of forward exchanges; two underscores stand for a dot, and None removes one."""
 

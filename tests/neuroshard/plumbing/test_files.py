@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from neuroshard.app.failures import report_of
+from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import (
     MAX_FILE_BYTES,
@@ -21,7 +22,7 @@ from neuroshard.plumbing.files import (
     regular_file,
     write_atomically,
 )
-from neuroshard.plumbing.parquet import read_rows
+from neuroshard.plumbing.parquet import read_rows, read_table
 from neuroshard.plumbing.plain_yaml import read_yaml
 from tests.kit.messages import check, refused
 
@@ -60,6 +61,90 @@ def test_read_rows_ignores_key_value_directory_names(tmp_path):
         read_rows(path, "thing")
     path.write_bytes(path.read_bytes()[:-3])
     with refused("parquet-damaged", names=[path]):
+        read_rows(path, "thing")
+
+
+TEXT = "x" * 8000
+SAME = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([TEXT]))
+
+
+@pytest.mark.parametrize(
+    ("column", "settings"),
+    [
+        (pa.array([TEXT] * 1000), {}),
+        (SAME, {}),
+        (SAME, {"row_group_size": 10}),
+        (pa.ListArray.from_arrays(pa.array([0, 1000], pa.int32()), SAME), {}),
+        (pa.StructArray.from_arrays([SAME], ["a"]), {}),
+        (pa.array([[(TEXT, TEXT)]] * 1000, pa.map_(pa.string(), pa.string())), {}),
+        (pa.array([[TEXT]] * 1000, pa.list_(pa.string(), 1)), {}),
+        (pa.array([TEXT] * 1000, pa.string_view()), {}),
+        (pa.array([f'"{TEXT}"'] * 1000, pa.json_()), {}),
+        (pa.array([TEXT] * 1000), {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+        (pa.array([1] * 1_000_000), {}),
+        (pa.array([[[[1]]]] * 100_000), {}),
+    ],
+)
+def test_parquet_file_that_unpacks_to_more_than_the_limit_is_refused(tmp_path, monkeypatch, column, settings):
+    """Equal values take almost no room in a file, and only in memory the room of all of them."""
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": column}), path, compression="zstd", **settings)
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 1_000_000)
+    with refused("parquet-large", names=[path, "1,000,000 bytes"]):
+        read_table(path, "thing")
+    with refused("parquet-large", names=[path]):
+        read_rows(path, "thing")
+
+
+def test_bomb_is_refused_before_memory_is_used(tmp_path, monkeypatch):
+    """Texts of 80 MB in 8 KB are counted, but not unpacked: a limit of 10 MB keeps memory near 10 MB."""
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"a": pa.array([TEXT] * 10_000)}), path, compression="zstd")
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 10_000_000)
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with refused("parquet-large", names=[path]):
+            read_table(path, "thing")
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 20_000_000
+
+
+def test_texts_of_a_parquet_file_near_the_limit_are_read_unchanged(tmp_path, monkeypatch):
+    """Files that might unpack to more than the limit are read twice; types and missing values stay."""
+    names = [None, *(f"t{number % 50}" for number in range(5000))]
+    table = pa.table(
+        {
+            "text": names,
+            "view": pa.array(names, pa.string_view()),
+            "lists": pa.array([None if name is None else [name, "", None] for name in names]),
+            "maps": pa.array([[("a", name)] for name in names], pa.map_(pa.string(), pa.string())),
+            "category": pa.array(names).dictionary_encode(),
+        }
+    )
+    path = tmp_path / "near.parquet"
+    pq.write_table(table, path)
+    monkeypatch.setattr(parquet, "MAX_FILE_BYTES", 1_000_000)
+    assert read_table(path, "thing").equals(table)
+    assert read_rows(path, "thing") == table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0], pa.timestamp("us", tz="Nowhere/Land")),
+        pa.array([10**7], pa.date32()),
+        pa.array([2**62], pa.duration("s")),
+        pa.array([2**62], pa.timestamp("ms")),
+    ],
+)
+def test_parquet_column_without_python_values_is_refused_by_name(tmp_path, column):
+    path = tmp_path / "times.parquet"
+    pq.write_table(pa.table({"name": ["a"], "when": column}), path)
+    with refused("parquet-column-type", names=[path, "'when'", pq.read_schema(path).field("when").type]):
         read_rows(path, "thing")
 
 
@@ -117,6 +202,7 @@ def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeyp
         write_atomically(path, b"after")
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
     check(report_of(raised.value), "system-refused", names=[path])
+    assert str(raised.value).endswith(f"{str(path)!r}")
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
@@ -158,6 +244,21 @@ def test_unwritable_paths_are_refused_before_any_work(out, place):
         check_directory(Path(out))
     with refused("out-unwritable", where=f"out={out}/x", names=[f"{place} ", "out=FILE"]):
         check_file(Path(out) / "x")
+
+
+@pytest.mark.parametrize("out", ["x" * 256, "a/" + "é" * 128 + "/b", "a/b/" + "x" * 300])
+def test_names_that_are_too_long_are_refused_before_any_work(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    for check_out, kind in ((check_directory, "DIRECTORY"), (check_file, "FILE")):
+        with refused("out-name-long", names=["out=", len(max(out.encode().split(b"/"), key=len)), 255, f"out={kind}"]):
+            check_out(Path(out))
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "é" * 127])
+def test_longest_possible_file_name_is_written(tmp_path, name):
+    check_file(tmp_path / name)
+    write_atomically(tmp_path / name, b"content")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_check_of_writable_paths_changes_nothing(tmp_path):

@@ -1,5 +1,6 @@
 """Progress bars in a terminal, and lines of progress in a file; markup in names is shown as text."""
 
+import sys
 from io import StringIO
 from queue import Queue
 from threading import Semaphore
@@ -30,6 +31,15 @@ def test_progress_description_with_markup_is_shown_as_text():
         printer(progress)("[/red] said")
     assert "[/bold] method" in shown.getvalue()
     assert "[/red] said" in shown.getvalue()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_console_and_progress_of_a_closed_stream_print_nothing(monkeypatch, stream):
+    monkeypatch.setattr(sys, stream, None)
+    plain_console(stderr=stream == "stderr").print("text")
+    with progress_bar() as progress:
+        progress.add_task("method", total=1)
+        printer(progress)("said")
 
 
 class Ticks:

@@ -285,6 +285,29 @@ def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
         assert "model=cpu" in caught.value.message.remedy
 
 
+@pytest.mark.parametrize(
+    "name", ["nosuch", "roofline:nosuch", "models", "../models", "models/../gone", "GONE", "file.json", "ABSOLUTE_FILE"]
+)
+def test_explain_names_the_plan_whose_models_are_not_here(files, monkeypatch, name):
+    """Relative paths in a plan file are never read, because the file may be of somebody else."""
+    monkeypatch.chdir(files)
+    (files / "file.json").write_text("{}")
+    stored = {"GONE": str(files / "gone"), "ABSOLUTE_FILE": str(files / "file.json")}.get(name, name)
+    path = files / "theirs.json"
+    replace(Plan.load(files / "one.json"), prediction=Prediction(ModelChoice(stored), 1.0)).save(path)
+    with refused("unknown-name" if "roofline" in name else "explain-models-missing", where=str(path)) as caught:
+        Explain(str(path)).run()
+    assert "model=cpu" in caught.value.message.remedy
+    assert Explain(str(path), str(files / "models")).run().explanations
+
+
+def test_explain_loads_own_models_from_their_stored_path(files, monkeypatch):
+    monkeypatch.chdir(files)
+    plan = Simulator(CostModels.load("models")).predicted(Plan.load(files / "one.json"))
+    plan.save(files / "own.json")
+    assert Explain(str(files / "own.json")).run().model == ModelChoice(str(files / "models"))
+
+
 def test_explained_costs_equal_predicted_costs(tmp_path):
     task = toy_task(5, num_devices=2)
     plan = search(task, H100, searcher="dim_greedy")

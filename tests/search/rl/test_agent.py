@@ -34,6 +34,8 @@ def policy(tmp_path):
         (lambda t: t | {"costs.scale_ms": t["costs.scale_ms"] * 0}, "policy-tensor-not-positive", ["costs.scale_ms"]),
         (lambda t: {name: t[name] for name in t if name != HEAD}, "policy-tensor-names", [f"'{HEAD}'"]),
         (lambda t: t | {"policy.more": torch.zeros(1)}, "policy-tensor-names", ["'policy.more'"]),
+        (lambda t: t | {"extra": torch.zeros(1)}, "policy-tensor-names", ["'extra'"]),
+        (lambda t: t | {"polic.weight": torch.zeros(1)}, "policy-tensor-names", ["'polic.weight'"]),
     ],
 )
 def test_loading_an_agent_with_wrong_weights_is_refused(policy, change, code, names):

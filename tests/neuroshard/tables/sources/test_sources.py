@@ -1,6 +1,8 @@
 import gzip
 import json
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -118,11 +120,42 @@ def test_loading_wrong_or_truncated_data_sets_is_refused(data_set, tmp_path):
         dlrm(str(packed))
 
 
+@pytest.mark.parametrize("content", ["object", "checkpoint", "old format", "short", "empty", "text"])
+@pytest.mark.parametrize("suffix", ["pt", "pt.gz"])
+def test_refusal_of_other_torch_files_gives_no_advice_of_torch(tmp_path, content, suffix):
+    """torch advises to set weights_only=False, which would run code from the file."""
+    path, file = tmp_path / f"other.{suffix}", BytesIO()
+    if content in ("object", "checkpoint", "old format"):
+        stored = {"epoch": np.float64(1)} if content == "checkpoint" else Path("a")
+        torch.save(stored, file, _use_new_zipfile_serialization=content != "old format")
+    packed = file.getvalue() or {"short": b"abc", "empty": b"", "text": b"name,rows\n" * 100}[content]
+    path.write_bytes(gzip.compress(packed) if suffix == "pt.gz" else packed)
+    with refused("dlrm-file-unreadable", where=str(path), names=["three plain tensors", "torch.save"]) as raised:
+        ns.load_tables("dlrm", path=str(path))
+    assert "weights_only" not in str(raised.value)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_load_tables_reads_tables_from_a_users_file(tmp_path, suffix):
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", ROWS), batch_size=512)
     assert [(t.name, t.rows, t.dim, t.pooling_factor) for t in tables] == [("a", 100, 16, 2.5), ("b", 7, 4, 1.0)]
     assert sum(tables[0].reuse) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("source", [None, 3, [], b"x.csv", 2.5, {}, np.int64(3)])
+def test_load_tables_refuses_sources_of_other_types(source):
+    with refused("tables-source-type", names=[str(source)[:5], "str or Path"]):
+        ns.load_tables(source)
+
+
+def test_load_tables_takes_paths_and_numpy_numbers(tmp_path):
+    path = Path(_written(tmp_path / "tables.csv", ROWS))
+    tables = ns.load_tables(path, batch_size=np.int32(64), zipf_exponent=np.float64(0.5))
+    assert tables == ns.load_tables(str(path), batch_size=64, zipf_exponent=0.5)
+    assert ns.load_tables(Path("criteo")) == ns.load_tables(np.str_("criteo"))
+    for number in (np.float64(5), np.float32(2.5), 5.0):
+        with refused("value-outside-limits", names=["batch_size", number]):
+            ns.load_tables(str(path), batch_size=number)
 
 
 def test_table_from_trace_counts_lookups_by_row_block_if_requested():
@@ -161,7 +194,7 @@ def test_table_from_trace_has_pooling_factor_and_reuse_of_the_trace():
 
 
 def test_load_tables_reads_names_as_text_without_conversion(tmp_path):
-    names = ["007", "7", "NA", "nan", "null", "True", "1e5", " x ", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
+    names = ["007", "7", "NA", "nan", "null", "True", "1e5", "x y", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
     lines = [HEADER, *('"' + name.replace('"', '""') + '",10,4,1' for name in names)]
     assert [table.name for table in _own(tmp_path, "\n".join(lines))] == names
 
@@ -197,7 +230,7 @@ def test_table_file_numbers_may_be_written_as_spreadsheets_do(tmp_path):
         (f"{HEADER}\na,NA,4,1\n", "value-outside-limits", ", line 2", ["rows", "'NA'"]),
         (f"{HEADER}\na,3,4,nan\n", "value-outside-limits", ", line 2", ["pooling_factor", "'nan'"]),
         (f"{HEADER}\na,3,4,1e308\n", "value-outside-limits", ", line 2", ["pooling_factor", "1e+308"]),
-        (f"{HEADER}\na,3,4,1e999\n", "value-outside-limits", ", line 2", ["pooling_factor", "inf"]),
+        (f"{HEADER}\na,3,4,1e999\n", "value-outside-limits", ", line 2", ["pooling_factor", "'1e999'"]),
         (f"{HEADER}\na,{2**70},4,1\n", "value-outside-limits", ", line 2", ["rows", 2**70, 2**40]),
         (f"{HEADER}\na,1_000,4,1\n", "value-outside-limits", ", line 2", ["rows", "'1_000'"]),
         (f"{HEADER}\na,\u0663,4,1\n", "value-outside-limits", ", line 2", ["rows", "'\u0663'"]),
@@ -215,6 +248,16 @@ def test_table_file_numbers_may_be_written_as_spreadsheets_do(tmp_path):
         (f"{HEADER},features\na,9,4,1,0\n", "value-outside-limits", ", line 2", ["features", 0, 1]),
         ("name,rows,dim\na,1,4\n", "tables-file-column-missing", "", ["'pooling_factor'"]),
         (f"{HEADER}\n", "tables-file-no-table", "", []),
+        (f"{HEADER}\na,3,4,1\na ,3,4,1\n", "table-name-shared", "", ["'a'"]),
+        (f"{HEADER}\n ,3,4,1\n", "value-outside-limits", ", line 2", ["name", "''"]),
+        (f",{HEADER}\n", "tables-file-no-table", "", []),
+        ("name,rows,dim\n", "tables-file-column-missing", "", ["'pooling_factor'"]),
+        ("a,10,4,1\n", "tables-file-header-missing", "", ["a, 10, 4, 1", "pooling_factor"]),
+        ("a,10,4,1\nb,10,8,1\n", "tables-file-header-missing", "", ["a, 10, 4, 1", "pooling_factor"]),
+        (f"{HEADER}\na,{'9' * 38},4,1\n", "value-outside-limits", ", line 2", ["rows", "9" * 38, 2**40]),
+        (f"{HEADER}\na,1e400,4,1\n", "value-outside-limits", ", line 2", ["rows", "'1e400'"]),
+        (f"{HEADER}\na,4,4,-1e400\n", "value-outside-limits", ", line 2", ["pooling_factor", "'-1e400'"]),
+        (f"{HEADER},row_lookups\na,9,4,1,1e400 1\n", "value-outside-limits", ", line 2", ["row_lookups[0]", "'1e400'"]),
         (f"{HEADER}\na,-3,4,1\n", "value-outside-limits", ", line 2", ["rows", -3]),
         (f"{HEADER}\na,3,4,x\n", "value-outside-limits", ", line 2", ["pooling_factor", "'x'"]),
         (f"{HEADER}\na,3.5,4,1\n", "value-outside-limits", ", line 2", ["rows", 3.5]),

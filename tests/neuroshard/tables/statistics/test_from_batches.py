@@ -3,6 +3,7 @@
 import tracemalloc
 import warnings
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -437,7 +438,7 @@ def test_saved_measured_tables_are_loaded_back_unchanged(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
 def test_tables_with_odd_names_or_without_row_lookups_are_saved_and_loaded(tmp_path, suffix):
-    names = ["007", 'say "b", c', " x ", "=1+1", "é"]
+    names = ["007", 'say "b", c', "x y" if suffix == "csv" else " x ", "=1+1", "é"]
     tables = tuple(
         ns.Table(name, 10 + i, 4, 1e-7 * 3**i, zipf_reuse(10 + i, 50), 2, 64, (0.25, 0.75) if i % 2 else ())
         for i, name in enumerate(names)
@@ -445,6 +446,15 @@ def test_tables_with_odd_names_or_without_row_lookups_are_saved_and_loaded(tmp_p
     path = tmp_path / f"tables.{suffix}"
     write_tables(path, tables)
     assert ns.load_tables(str(path)) == tables
+
+
+@pytest.mark.parametrize("name", [" x", "x ", " "])
+def test_saving_names_with_blanks_around_them_in_csv_is_refused(tmp_path, name):
+    """Reading would change such a name, so that the statistics would not be found for the model's table."""
+    path = tmp_path / "tables.csv"
+    with refused("tables-write-blank", where=str(path), names=[repr(name), ".parquet"]):
+        write_tables(path, [replace(toy_tables(1)[0], name=name)])
+    assert not path.exists()
 
 
 def test_saving_tables_with_unknown_suffix_is_refused(tmp_path):
