@@ -337,14 +337,49 @@ class NeuroShard(Searcher):
         plan. If no plan is found for a choice, the error is appended to `errors` instead.
         """
         for choice in choices:
-            options = choice.options
             try:
-                found = columns.found(options.fixed_load(choice.types), options.simulator)
-                found = found if options.asked is options.task else _of_task(found, options.asked, options.simulator)
+                found = self._planned(choice, columns)
             except InfeasibleError as error:
                 errors.append(error)
             else:
                 yield found
+
+    def _planned(self, choice: Choice, columns: ImprovedSearch) -> Found:
+        """Return the plan of one choice of sharding types; the search `columns` places the column-wise tables. Rows are
+        spread over all devices first. If no plan is found in this way, the rows of each table are on one host, as far
+        as rules allow.
+
+        Raises:
+            InfeasibleError: no plan was found; the error is about rows on all devices.
+        """
+        options = choice.options
+        try:
+            return self._of_load(options.fixed_load(choice.types), options, columns)
+        except InfeasibleError:
+            if self._tries_hosts:
+                with suppress(InfeasibleError):
+                    on_hosts = options.fixed_load_on_hosts(choice.types)
+                    if on_hosts is not None:
+                        return self._of_load(on_hosts, options, columns)
+            raise
+
+    def _of_load(self, fixed: FixedLoad, options: OptionTable, columns: ImprovedSearch) -> Found:
+        """Return the plan with the load `fixed` of row-wise and data-parallel tables, as a plan of the task that was
+        asked for. If rules then move rows to single hosts, the column-wise tables are placed again.
+        """
+        found = columns.found(fixed, options.simulator)
+        if options.asked is options.task:
+            return found
+        moved = _of_task(found, options.asked, options.simulator)
+        if moved.plan.placements == found.plan.placements:
+            return moved
+        return self._cheapest(self._with_columns_again(moved, options.simulator), options.simulator)
+
+    def _with_columns_again(self, found: Found, simulator: Simulator) -> list[Found]:
+        """Return the plan, and the plan after its column-wise tables are placed again, if there is such a plan."""
+        with suppress(InfeasibleError):
+            return [found, self._placed_again(found.plan, simulator)]
+        return [found]
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
         """Return a mask (T, F) of the sharding types that each of T tables may have. An entry is True if the table may
@@ -383,9 +418,7 @@ class NeuroShard(Searcher):
         options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
         for _ in range(SETTINGS.tier_rounds):
             plan = unify_tiers(grow_caches(found.plan, options, simulator), options, simulator)
-            every = [found, replace(found, plan=plan)]
-            with suppress(InfeasibleError):
-                every.append(self._placed_again(plan, simulator))
+            every = [found, *self._with_columns_again(replace(found, plan=plan), simulator)]
             best = self._cheapest(every, simulator)
             if best is found:
                 break
@@ -414,7 +447,8 @@ class NeuroShard(Searcher):
         moved = move_rows_to_hosts(start, simulator) or start
         if moved is start:
             return found
-        return self._accepted(found, replace(found, plan=replace(moved, task=found.plan.task)), simulator)
+        every = self._with_columns_again(replace(found, plan=replace(moved, task=found.plan.task)), simulator)
+        return self._accepted(found, self._cheapest(every, simulator), simulator)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """Return at most `count` plans to measure on hardware: `plan` and other plans. The other plans are made by

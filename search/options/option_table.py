@@ -27,14 +27,22 @@ from neuroshard.stages.search.options.choices import (
 )
 from neuroshard.stages.search.options.estimates import CostEstimates, StepCounts
 from neuroshard.stages.search.options.settings import SETTINGS
-from neuroshard.stages.search.options.sharding_types import BLOCKS, COLUMNS, OTHERS, SpreadPlacements, leaders
+from neuroshard.stages.search.options.sharding_types import (
+    BLOCKS,
+    COLUMNS,
+    OTHERS,
+    SpreadPlacements,
+    leaders,
+    rows_for_one_host,
+)
 from neuroshard.stages.search.options.tiers import is_ample
 from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.fixed_load import FixedLoad
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.memory_checks import check_total, shortage
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
+from neuroshard.words.placement import Placement
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +156,32 @@ class OptionTable:
             InfeasibleError: the tables take more memory than the devices have.
         """
         return FixedLoad.of(self.task, self.spread.others(types), self.simulator.compute_for(self.task))
+
+    def fixed_load_on_hosts(self, types: IntArray) -> FixedLoad | None:
+        """Return the load of `fixed_load`, but with the rows of every row-wise table on the devices of one host, if the
+        rules of `asked` allow this; None if no table may be on one host. This load needs less memory, because each
+        device with rows of a table has buffers for the samples of all devices that look up these rows.
+
+        The largest table goes first, each to the host with the most free memory.
+
+        Raises:
+            InfeasibleError: the tables take more memory than the devices have.
+        """
+        layouts = [LAYOUTS[FORMS[form]] for form in types.tolist()]
+        movable = rows_for_one_host(self.asked, layouts, self.simulator.models)
+        if not movable:
+            return None
+        task, hosts, placed = self.task, self.task.topology.domains, list[Placement]()
+        shares = [layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in movable]
+        size_bytes = [int(task.memory.device_bytes(share)[0]) for share in shares]
+        free_bytes = device_memory(task).reshape(len(hosts), -1).min(axis=1)
+        for size, table in sorted(zip(size_bytes, movable, strict=True), reverse=True):
+            host = int(free_bytes.argmax())
+            free_bytes[host] -= size
+            placed += layouts[table].over(task, table, hosts[host])
+        left = types.copy()
+        left[movable] = COLUMNS
+        return FixedLoad.of(task, [*placed, *self.spread.others(left)], self.simulator.compute_for(task))
 
     def quick_ms(self, types: IntArray) -> float:
         """Return the cost, in ms, of a quick plan in which the tables have the sharding types `types` (T,). In a quick

@@ -2,7 +2,7 @@
 tables over all devices.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -229,3 +229,25 @@ class SpreadPlacements:
         """
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]
+
+
+def rows_for_one_host(task: Task, layouts: Sequence[Layout], models: CostModels) -> list[int]:
+    """Return the indices of the tables whose rows may be on the devices of one host, if table t has the sharding type
+    `layouts[t]`: pooled row-wise tables whose rules allow this, if the models know the exchanges.
+    """
+    host, devices = task.topology.domain_size, task.topology.num_devices
+    if not 1 < host < devices:
+        return []
+    known = models.forward.collectives & models.backward.collectives
+    bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
+    return [
+        index
+        for index, (table, layout, limits) in enumerate(zip(task.tables, layouts, task.limits, strict=True))
+        if layout.host_exchanges
+        and table.pooled  # the rows of sequence tables are on all devices
+        and table.name not in bound
+        and known.issuperset(layout.host_exchanges)
+        and layout.fits(table.rows, host)
+        and limits.min_blocks <= host
+        and rows_on_one_host(limits.sharding_types)
+    ]

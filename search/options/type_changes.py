@@ -10,7 +10,6 @@ import numpy as np
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS, place_column_wise
-from neuroshard.layouts.sharding_types import rows_on_one_host
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
@@ -18,7 +17,13 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.options.choices import Choices, TypeChoices, total_by_type
 from neuroshard.stages.search.options.option_table import OptionTable
-from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, SpreadPlacements, allowed_types
+from neuroshard.stages.search.options.sharding_types import (
+    COLUMNS,
+    OTHERS,
+    SpreadPlacements,
+    allowed_types,
+    rows_for_one_host,
+)
 from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.words.form import FORMS, Call
 
@@ -218,24 +223,9 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     """Return the indices of the pooled row-wise tables whose rows may move from all devices to
     the devices of one host.
     """
-    task, models = plan.task, simulator.models
-    host, devices = task.topology.domain_size, task.topology.num_devices
-    if not 1 < host < devices:
-        return []
-    known = models.forward.collectives & models.backward.collectives
-    bound = {name for group in (*task.constraints.together, *task.constraints.apart) for name in group}
-    return [
-        index
-        for index, (table, layout, blocks) in enumerate(zip(task.tables, plan.layouts, plan.by_table, strict=True))
-        if layout.host_exchanges
-        and table.pooled  # the rows of sequence tables are on all devices
-        and len(blocks) == devices
-        and table.name not in bound
-        and known.issuperset(layout.host_exchanges)
-        and layout.fits(table.rows, host)
-        and task.limits[index].min_blocks <= host
-        and rows_on_one_host(task.limits[index].sharding_types)
-    ]
+    devices = plan.task.topology.num_devices
+    tables = rows_for_one_host(plan.task, plan.layouts, simulator.models)
+    return [table for table in tables if len(plan.by_table[table]) == devices]
 
 
 def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:

@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import Constraints, Simulator, TableRule, Task, Topology
+from neuroshard import Constraints, MemoryUse, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import place_column_wise, place_row_wise
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.tier_changes import fix_tiers
 from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.targets.target import target_named
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
@@ -123,3 +125,38 @@ def test_sequence_tables_stay_on_all_devices():
     plan = move_rows_to_hosts(_everywhere(task), H100)
     assert [len(hosts) for hosts in _hosts(plan)[:5]] == [4, 1, 1, 1, 1]
     assert plan.violations == ()
+
+
+@pytest.mark.parametrize("types", [("table_row_wise",), ("row_wise", "table_row_wise")])
+@pytest.mark.parametrize("columns", [0, 5])
+def test_search_puts_rows_on_hosts_if_rows_on_all_devices_do_not_fit(types, columns):
+    """Each device with rows of a table has buffers for the samples of all devices that exchange with it."""
+    rows = tuple(replace(hot_table(f"rows{i}", 200_000, 128, 4), features=1) for i in range(8))
+    tables = (*rows, *(hot_table(f"columns{i}", 1000, 16 * (1 + i), 1) for i in range(columns)))
+    rules = Constraints((TableRule("rows*", sharding_types=types),))
+    task = Task(tables, Topology(8, "64GiB", devices_per_host=2), BATCH, MemoryUse("sgd", 1), rules)
+    on_hosts, everywhere = (
+        laid_out(task, *where, *(i % 8 for i in range(columns)))
+        for where in ([task.topology.hosts[i % 4] for i in range(8)], [range(8)] * 8)
+    )
+    needs = max(on_hosts.device_bytes)
+    assert needs < 0.9 * min(everywhere.device_bytes)
+    buffers = task.topology.device_memory[0] - task.shard_memory[0]
+    tight = replace(task, topology=replace(task.topology, memory_bytes=int(1.05 * needs) + buffers))
+    plan = found(SEARCH, tight)
+    assert plan.violations == ()
+    assert {len(hosts) for hosts in _hosts(plan)[:8]} == {1}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_are_placed_well_beside_rows_on_hosts(seed):
+    """Placing the column-wise tables of the plan again gains less than 1%, also if rules move rows to hosts."""
+    rng = np.random.default_rng(seed)
+    rows = (hot_table(f"rows{i}", int(rng.integers(1e4, 1e7)), 64, int(rng.integers(1, 20))) for i in range(3))
+    columns = (hot_table(f"columns{i}", 100_000, int(rng.choice([16, 64])), int(rng.integers(1, 9))) for i in range(6))
+    rules = Constraints((TableRule("rows*", sharding_types=("table_row_wise",)),)) if seed % 2 else None
+    task = Task((*rows, *columns), Topology(8, "80GiB", devices_per_host=4), BATCH, constraints=rules or Constraints())
+    plan = found(SEARCH, task)
+    start = fix_tiers(plan)
+    again = SEARCH.column_search.found(FixedLoad.of_plan(start, H100.compute_for(start.task)), H100).plan
+    assert ms_of(plan) <= ms_of(again) * 1.01
