@@ -160,3 +160,13 @@ def test_columns_are_placed_well_beside_rows_on_hosts(seed):
     start = fix_tiers(plan)
     again = SEARCH.column_search.found(FixedLoad.of_plan(start, H100.compute_for(start.task)), H100).plan
     assert ms_of(plan) <= ms_of(again) * 1.01
+
+
+def test_columns_leave_the_host_to_which_a_rule_moves_rows():
+    tables = hot_table("rows", 50, 8, 30), hot_table("columns0", 158, 4, 3), hot_table("columns1", 100, 4, 1)
+    types = {"rows": ("table_row_wise",), "columns*": ("column_wise",)}
+    rules = Constraints(tuple(TableRule(name, sharding_types=allowed) for name, allowed in types.items()))
+    task = Task(tables, Topology(4, "1MiB", devices_per_host=2), 64, constraints=rules)
+    plan = found(SEARCH, task)
+    rows, *columns = [{placed.device for placed in its} for its in plan.by_table]
+    assert set.union(*columns) == {0, 1, 2, 3} - rows
