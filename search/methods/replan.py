@@ -57,14 +57,14 @@ class Replan(Searcher):
     Attributes:
         start: path of the running job's plan file, such as plans/task-0000.json. In Python also a `Plan`.
         max_moved_bytes: maximum bytes of weights and optimizer state that move between devices in total, as a number or
-            as text such as 20GB; None sets no limit. Shards that must move in any case count first. New tables are
+            as text such as 20GB; None sets no limit. Shards that do not fit in their places count first. New tables are
             created in place and do not count.
         improvement: settings of the local search.
         sharding_types: list of sharding types that tables may change to, if the cost models know them, such as
             [column_wise,row_wise]; [] keeps the sharding type of every table.
         min_gain: predicted gain that moving more bytes must bring, as a fraction of the plan cost (0.01 is 1%): of all
             plans within this fraction of the cheapest, the search takes the one that moves the fewest bytes; 1 moves
-            only what must move.
+            only shards that do not fit in their places.
         rest: searcher that places the shards that cannot stay where the running job's plan has them.
         keep_types: true keeps the sharding type and the number of column shards of every table, if constraints allow,
             so that optimizer state loads from checkpoints; false lets the search change both.
@@ -156,10 +156,8 @@ class Replan(Searcher):
             else:
                 plan = Plan(carried.task, found.placements)
                 size, cost_ms = readable_bytes(moved_bytes(before, plan)), simulator.cost(plan.task, plan).total_ms
-                forced = (
-                    f"{size} must be moved in any case; the predicted cost with these moves alone is {cost_ms:.2f} ms"
-                )
-                return Found(plan, remark=forced)
+                remark = f"a plan that keeps every shard that fits moves {size}; its predicted cost is {cost_ms:.2f} ms"
+                return Found(plan, remark=remark)
         plan = self.rest.find(carried.task, simulator).plan
         return Found(plan, _from_nothing(refused))
 
@@ -174,8 +172,8 @@ class Replan(Searcher):
             raise UserError(
                 "replan-moves-exceed-limit",
                 f"max_moved_bytes is {most}",
-                limit=f"at least {needed} bytes must be moved, because devices are gone or too small, or because "
-                "constraints require moves",
+                limit=f"the plan with the fewest moves that was found moves {needed} bytes, because devices are gone or "
+                "too small, or because constraints require moves",
                 remedy=f"Set max_moved_bytes (searcher.max_moved_bytes on the command line) to at least {needed}",
             )
         return most - needed
