@@ -88,8 +88,9 @@ def user_file(
         raise UserError(
             "tables-file-no-table", "the file has no table", where=path, remedy="Add a row for each of your tables"
         )
+    alike = len({frozenset(row.cells) for row in rows}) == 1  # the records of a JSON file may have different fields
     for row in rows:
-        _check_columns(row.cells, path)
+        _check_columns(row.cells, path if alike else row.where)
     outcomes = [_read(row, batch_size, zipf_exponent, pad_dims) for row in rows]
     tables = tuple(table for table in outcomes if isinstance(table, Table))
     if len(tables) < len(rows):

@@ -476,3 +476,13 @@ def test_dlrm_source_refuses_invalid_lookups(tmp_path, change, code, names):
 def test_load_tables_refuses_unknown_sources_and_invalid_settings(source, settings, code, names):
     with refused(code, names=names):
         ns.load_tables(source, **settings)
+
+
+@pytest.mark.parametrize("field", ["name", "rows", "dim", "pooling_factor"])
+def test_record_of_a_json_file_without_a_field_is_named(tmp_path, field):
+    record = {"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1}
+    lacking = {name: value for name, value in record.items() if name != field}
+    path = tmp_path / "tables.json"
+    path.write_text(json.dumps([record, lacking]))
+    with refused("tables-file-column-missing", where=f"{path}, table 2", names=[repr(field)]):
+        ns.load_tables(path)
