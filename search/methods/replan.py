@@ -172,8 +172,8 @@ class Replan(Searcher):
             raise UserError(
                 "replan-moves-exceed-limit",
                 f"max_moved_bytes is {most}",
-                limit=f"the plan with the fewest moves that was found moves {needed} bytes, because devices are gone or "
-                "too small, or because constraints require moves",
+                limit=f"the plan with the fewest moves that was found moves {needed} bytes, because devices are gone "
+                "or too small, or because constraints require moves",
                 remedy=f"Set max_moved_bytes (searcher.max_moved_bytes on the command line) to at least {needed}",
             )
         return most - needed
