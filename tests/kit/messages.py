@@ -32,6 +32,7 @@ _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and 
     (re.compile(r"neuroshard-[a-z0-9_]{8}\b"), "neuroshard-RANDOM"),
     (re.compile(r"worker [0-9]+ died"), "worker N died"),
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
+    (re.compile(r"this machine has [0-9.]+ GiB"), "this machine has N GiB"),
     (re.compile(r"TorchRec 1\.[0-9]+"), "TorchRec 1.x"),
     (re.compile(re.escape(f"is cpu ({fingerprint('cpu').device})")), "is cpu (CPU)"),
 )
