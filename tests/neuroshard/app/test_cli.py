@@ -406,7 +406,13 @@ def test_sweep_runs_other_jobs_after_a_job_without_a_plan(here, capsys):
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
-@pytest.mark.parametrize("output", [["out='${hydra:runtime.output_dir}/run'"], ["out=run", "hydra.job.chdir=true"]])
+@pytest.mark.parametrize(
+    "output",
+    [
+        pytest.param(["out='${hydra:runtime.output_dir}/run'"], marks=pytest.mark.slow),
+        ["out=run", "hydra.job.chdir=true"],
+    ],
+)
 def test_sweep_refuses_output_in_its_temporary_folder_and_keeps_it_in_a_given_folder(here, capsys, output):
     sweep = _search(here, "-m", "searcher=random,dim_greedy", *output)
     _, _, messages = _failed(capsys, "sweep-jobs-failed", *sweep, names=[2, 2])

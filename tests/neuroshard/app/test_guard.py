@@ -91,7 +91,7 @@ def test_command_ends_if_the_reader_closes_its_output(tmp_path, words, both):
     assert both or b"error" not in done.stderr.lower()
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [*(pytest.param((one,), marks=pytest.mark.slow) for one in range(3)), (0, 1, 2)])
 @pytest.mark.parametrize("words", [["--version"], ["search", "searcher=size_greedy", "out=run", *SMALL, "format=json"]])
 def test_command_with_closed_streams_does_its_work(tmp_path, words, closed):
     """The shell's `>&-` closes a stream, which is then None in Python."""

@@ -76,7 +76,12 @@ def test_wrong_settings_of_users_own_parts_are_refused_in_one_line(here, capsys,
 
 
 @pytest.mark.parametrize(
-    ("call", "error"), [("len(5)", "TypeError"), ("np.zeros(3).reshape(2, 2)", "ValueError"), ("{}['a']", "KeyError")]
+    ("call", "error"),
+    [
+        ("len(5)", "TypeError"),
+        pytest.param("np.zeros(3).reshape(2, 2)", "ValueError", marks=pytest.mark.slow),
+        pytest.param("{}['a']", "KeyError", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("place", ["search", "model", "tables"])
 def test_error_in_a_users_own_part_is_reported_as_one_of_this_part(here, capsys, call, error, place, monkeypatch):
