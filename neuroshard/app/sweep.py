@@ -22,6 +22,7 @@ from neuroshard.plumbing.schema import parse, readable_bytes
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
 _PREFIX = "neuroshard-"  # of the names of temporary folders
+_CLAIM = ".neuroshard-out-"  # beginning of the names of files that reserve an output directory
 _PLACE = "out"  # the setting with the output directory, which differs between jobs but does not change results
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
 
@@ -67,7 +68,7 @@ class Job:
             )
         if out is None:
             return
-        claim = folder / f"out-{hashlib.sha256(str(place).encode()).hexdigest()[:16]}"
+        claim = folder / f"{_CLAIM}{hashlib.sha256(str(place).encode()).hexdigest()[:16]}"
         try:
             with claim.open("x") as file:
                 file.write(str(self.number))
@@ -101,7 +102,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
     given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("hydra.sweep.dir=")]
     if given:
         folder = Path(given[-1])
-        for file in (*folder.glob("job-*.json"), *folder.glob("out-*")):
+        for file in (*folder.glob(f"job-{'[0-9]' * 5}.json"), *folder.glob(f"{_CLAIM}*")):
             file.unlink()
         yield folder
     elif any(text.startswith(_ELSEWHERE) for text in arguments):

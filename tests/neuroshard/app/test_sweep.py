@@ -86,6 +86,17 @@ def test_sweep_folder_of_slurm_jobs_is_in_the_current_directory(tmp_path, monkey
     assert len(jobs_in(folder)) == 1
 
 
+def test_files_of_the_user_stay_in_a_folder_that_is_given(tmp_path):
+    _job(0).keep(tmp_path)
+    _job(1).claim(tmp_path, str(tmp_path / "out-1"))
+    for name in ("out-notes.txt", "job-notes.json", "job-00000-old.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "out-1").mkdir()
+    with sweep_folder(["-m", f"hydra.sweep.dir={tmp_path}"]):
+        left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["job-00000-old.json", "job-notes.json", "out-1", "out-notes.txt"]
+
+
 def test_sweep_folder_uses_the_directory_that_is_given(tmp_path):
     with sweep_folder(["-m", f"hydra.sweep.dir={tmp_path}"]) as folder:
         assert folder == tmp_path
