@@ -29,9 +29,7 @@ from neuroshard.words.model_choice import ModelChoice
 DATA = Path(__file__).resolve().parent / "data" / "gpu_steps"
 KERNELS, WHOLE, PIPELINE = "h100", ModelChoice("h100", framework="torchrec"), "sparse_dist"
 BASELINE = "torchrec"  # the plan of TorchRec, column-wise only, best of eight settings
-TORCHREC_DEFAULT = (
-    "torchrec_default"  # the plan of TorchRec's default planner; made on 29 November 2026 by TorchRec 1.8.0
-)
+TORCHREC_DEFAULT = "torchrec_default"  # the plan of TorchRec's default planner, of TorchRec 1.8.0
 ALL = "torchrec_all_types"  # the plan of TorchRec, all sharding types, best of eight settings
 AGAIN = "again:"  # before the name of a plan that was built a second time
 TABLES = {
@@ -152,9 +150,14 @@ def _compared(way: str, task: str) -> Sequence[str]:
     base, ours = steps[BASELINE], steps[its.default]
     foreseen_ms = _plan_frame()[its.foreseen] + _dense_ms(way, task)
     ratios = foreseen_ms[task, its.default] / foreseen_ms[task, BASELINE], ours.step_ms / base.step_ms
-    forms = ", ".join(str(_plans()[task, its.default].forms.count(form)) for form in FORMS)
+    forms = _tables_by_form(task, its.default)
     hosts = f"{base.host_ms:.1f}, {ours.host_ms:.1f}"
     return forms, f"{base.step_ms:.1f}", hosts, *(f"{ratio:.2f}" for ratio in ratios)
+
+
+def _tables_by_form(task: str, name: str) -> str:
+    """Return the numbers of column-wise, row-wise and data-parallel tables of a plan, as text."""
+    return ", ".join(str(_plans()[task, name].forms.count(form)) for form in FORMS)
 
 
 def by_task_beside_default() -> str:
@@ -167,9 +170,8 @@ def by_task_beside_default() -> str:
     trained = {(way, task): ratio for way in WAYS for task, ratio in to_torchrec_default(way)}
     rows = []
     for task in sorted(TABLES, key=lambda task: predicted[MUCH, task]):
-        forms = ", ".join(str(_plans()[task, TORCHREC_DEFAULT].forms.count(form)) for form in FORMS)
         cells = (_ratio(ratios.get((way, task))) for way in (MUCH, LITTLE) for ratios in (predicted, trained))
-        rows.append((_task_label(task), forms, *cells))
+        rows.append((_task_label(task), _tables_by_form(task, TORCHREC_DEFAULT), *cells))
     means = (_mean(way, ratios) for way in (MUCH, LITTLE) for ratios in (predicted, trained))
     rows.append(("**mean**", "", *means))
     heads = "predicted ratio, much dense work", "measured", "predicted ratio, little dense work", "measured"

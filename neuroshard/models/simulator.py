@@ -212,12 +212,12 @@ class Simulator:
 
     def _check_times(self, step: Step) -> None:
         """Raise UserError if a time of a step is negative or not finite, which only wrong cost models can predict."""
-        models = self.models
-        by_name = {COMPUTE: models.compute, FORWARD: models.forward, BACKWARD: models.backward}
-        by_name |= {part.name: part for part in models.parts}
         for part in sorted(step.parts, key=lambda part: part.when):  # a wrong time makes later waits wrong, too
             wrong = part.ms[~((part.ms >= 0) & (part.ms < np.inf))]
             if len(wrong):
+                models = self.models
+                by_name = {COMPUTE: models.compute, FORWARD: models.forward, BACKWARD: models.backward}
+                by_name |= {part.name: part for part in models.parts}
                 raise UserError(
                     "model-time-wrong",
                     f"{type(by_name[part.name]).__name__} predicts {wrong[0]:.4g} ms for the part {part.name!r} of a "

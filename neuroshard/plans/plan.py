@@ -319,9 +319,12 @@ class Plan:
 
         The buffers for the device's own samples count as in use.
         """
-        memory = self.task.topology.device_memory[device]
-        buffers = memory - self.task.shard_memory[device]
-        return readable_bytes(self.device_bytes[device] + buffers), readable_bytes(memory)
+        used = self.device_bytes[device] + self._buffer_bytes(device)
+        return readable_bytes(used), readable_bytes(self.task.topology.device_memory[device])
+
+    def _buffer_bytes(self, device: int) -> int:
+        """Return the bytes of the buffers for a device's own samples; 0 if these buffers do not count."""
+        return self.task.topology.device_memory[device] - self.task.shard_memory[device]
 
     def _of_wide_caches(self, device: int) -> str:
         """Return a text about the additional bytes that a device needs because narrow and wide tables share a cache.
@@ -361,7 +364,7 @@ class Plan:
         """
         device = self.fullest_device
         used, memory = self._memory_in_use(device)
-        buffers = self.task.topology.device_memory[device] - self.task.shard_memory[device]
+        buffers = self._buffer_bytes(device)
         of_samples = f", {readable_bytes(buffers)} of this for buffers of its own samples" if buffers else ""
         return f"{device}, with {used} of {memory} in use{of_samples}"
 

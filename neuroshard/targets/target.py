@@ -21,7 +21,7 @@ from neuroshard.plumbing.errors import UserError, check_name, warn_of
 from neuroshard.plumbing.files import beginning, check_file, has_format, write_atomically, write_json
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.plumbing.schema import MAX_SHARD_DIM, PathName
+from neuroshard.plumbing.schema import MAX_SHARD_DIM, PathName, readable_list
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.memory import MemoryUse
@@ -377,12 +377,10 @@ def _left_out_remarks(plan: Plan, kept: Mapping[str, Mapping[str, Any]]) -> tupl
     missing = sorted(full_name for full_name, name in full_names if planned.isdisjoint((full_name, name)))
     if not missing:
         return ()
-    more = f", ... {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     return (
         Message(
             "export-tables-left-out",
-            f"the export lacks {number_of(len(missing), 'table')} of the kept plan "
-            f"({', '.join(missing[:_SHOWN])}{more})",
+            f"the export lacks {number_of(len(missing), 'table')} of the kept plan ({readable_list(missing, _SHOWN)})",
             limit="TorchRec's planner planned these tables, or they come from the plan in given=",
             remedy="Place these tables yourself, or export with to=torchrec, which has all tables of the plan",
         ),
