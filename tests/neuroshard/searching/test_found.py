@@ -1,4 +1,4 @@
-"""A search method that does not return plans of its task is refused by name, whatever function calls it."""
+"""If a search method returns something else than plans of its task, the error names the method, for every caller."""
 
 from dataclasses import dataclass, replace
 

@@ -290,7 +290,7 @@ def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, fo
 
 
 class _Offering(EmbeddingBagCollectionSharder):
-    """A sharder with other compute kernels: `of_types` has those of the sharding types that differ from TorchRec's."""
+    """A sharder that offers other compute kernels than TorchRec's for the sharding types in `of_types`."""
 
     def __init__(self, fused_params=None, **of_types):
         super().__init__(fused_params)

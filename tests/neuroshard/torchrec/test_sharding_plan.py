@@ -111,7 +111,7 @@ def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
 
 @pytest.mark.parametrize("modules", [{"x": "ac", "y": "b"}, {"x": "a", "y": "b"}, {"x": "a"}])
 def test_a_file_that_lacks_tables_of_the_model_is_refused_unless_it_may_be_partial(path, modules):
-    """A collection may be missing in part or as a whole; files are read without a model whatever they contain."""
+    """The file lacks some or all tables of a collection. Without a model, the file is read nevertheless."""
     model = nn.ModuleDict({"x": bags("a", "c"), "y": bags("b"), "z": sequences("s")})
     task = Task(tables("".join(modules.values()), 100, 16), Topology(2, 1 << 20), 64)
     of = {name: module for module, names in modules.items() for name in names}
